@@ -50,6 +50,7 @@ MODULES = (
     "qindex.queue.settling",
     "qindex.queue.delivering",
     "qindex.queue.queue",
+    "qindex.queue.priorities",
     "qindex.following.piece",
     "rocketstore.log.store_clock",
     "rocketstore.queues.route",

@@ -149,6 +149,7 @@ def engine_families(stats: EngineStats) -> list[Family]:
             for reason, count in asdict(by_reason(one)).items()
         ]
         families.append(Family(f"qindex_queue_{name}", "counter", text, samples))
+    families += _priorities(labelled)
     for name, text, read in (
         ("flush", "Seconds that flushes took.", attrgetter("flush_durations")),
         ("sync", "Seconds that syncs of the journal took.", attrgetter("sync_durations")),
@@ -179,6 +180,17 @@ def engine_families(stats: EngineStats) -> list[Family]:
             full = f"qindex_message_store_{name}"
             families.append(Family(full, "counter", text, [Sample("_total", {}, total)]))
     return families
+
+
+def _priorities(queues: Sequence[tuple[Mapping[str, str], QueueStats]]) -> list[Family]:
+    """Give what waits in each priority, where there are any."""
+    samples = [
+        Sample("", {**labels, "priority": str(priority)}, count)
+        for labels, one in queues
+        for priority, count in enumerate(one.ready_by_priority)
+    ]
+    text = "Messages that wait for a consumer, of each priority."
+    return [Family("qindex_queue_ready_by_priority", "gauge", text, samples)] if samples else []
 
 
 def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:

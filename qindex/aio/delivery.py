@@ -76,6 +76,16 @@ class Delivery:
         return self._plain.properties
 
     @property
+    def queue_name(self) -> str:
+        """The name of the queue that delivered it; empty once it is settled."""
+        return self._plain.queue_name
+
+    @property
+    def priority(self) -> int:
+        """Its priority; 0 in a queue without priorities."""
+        return self._plain.priority
+
+    @property
     def timestamp(self) -> Nanoseconds:
         """When it was published, in nanoseconds since 1970 UTC; 0: the record keeps no time."""
         return self._plain.timestamp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from time import monotonic, time_ns
 from types import TracebackType
@@ -16,20 +17,22 @@ from journal.errors import UsageError
 from journal.findings import Finding
 from journal.fs.files import FileSystem, PathLike, checked_path
 from msgstore import CompactionReport
+from qindex.aio.delivery import Delivery
 from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
 from qindex.aio.shared import SharedEngine
 from qindex.aio.threads import Helper
 from qindex.aio.transaction import Transaction
-from qindex.aio.waiting import with_room
+from qindex.aio.waiting import Waiter, first_ring, with_room
 from qindex.client.link import Home
 from qindex.engine import engine as plain
 from qindex.engine import opening
 from qindex.format.message import Body, Message, message_of
+from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
-from qindex.queue.wake_ups import has_time
+from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
 T = TypeVar("T")
 
@@ -82,6 +85,42 @@ class Engine:
         count = await self._aside(partial(self._engine.delete_queue, name))
         self._queues.pop(name, None)
         return count
+
+    async def get(
+        self,
+        queues: Sequence[Queue | str],
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one; see
+        :meth:`qindex.engine.engine.Engine.get`. It is taken after the last suspension."""
+        given = [
+            await self.queue(one) if isinstance(one, str) else one
+            for one in listed(queues, "queues")
+        ]
+        sources = list(dict.fromkeys(given))
+        self._engine._sources([one._queue for one in sources])
+        await asyncio.sleep(0)
+        deadline = deadline_after(timeout)
+        while True:
+            with ExitStack() as stack:
+                waiters = [
+                    stack.enter_context(Waiter(one._state, one._state.arrived)) for one in sources
+                ]
+                taken = _first_of(sources, lease)
+                left = time_left(deadline)
+                is_over = left is not None and left <= 0
+                if taken is None and not is_over:
+                    await first_ring(waiters, left)
+                    taken = _first_of(sources, lease)
+                for one, waiter in zip(sources, waiters, strict=True):
+                    # A ring of another queue than the one that the message is from is passed on.
+                    waiter.content = is_over if taken is None else taken[0] is not one
+            if taken is not None:
+                return Delivery(*taken)
+            if is_over:
+                return None
 
     async def publish_to(
         self,
@@ -267,6 +306,17 @@ def open(directory: PathLike, **options: Any) -> _Opening | _SharedOpening:
 def open_store(directory: PathLike, *, fs: FileSystem, **options: Any) -> _Opening:
     """Open a store as :func:`open` does, with ``fs`` below it; for tests."""
     return _Opening(partial(opening.open_store, directory, fs=fs, **options))
+
+
+def _first_of(
+    queues: Sequence[Queue], lease: float | None
+) -> tuple[Queue, plain_delivery.Delivery] | None:
+    """Take the next message of the first of these queues that has one."""
+    for one in queues:
+        found = one._deliverer.get(0, lease, False)
+        if found is not None:
+            return one, found
+    return None
 
 
 def _is_over(queue: plain_queue.Queue) -> bool:

@@ -86,6 +86,7 @@ class Queue:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
 
@@ -107,6 +108,7 @@ class Queue:
             and delay is None
             and at is None
             and unique is None
+            and priority is None
             and persistent is True
             and body.__class__ is bytes
             and len(body) <= self._state.most_plain
@@ -129,15 +131,19 @@ class Queue:
                 timeout=timeout,
                 delay=delay,
                 at=at,
+                priority=priority,
             )
             return given.start
         if body.__class__ is not bytes and not isinstance(body, Message):
             body = as_bytes(body)
+        append = self._publish
+        if priority is not None:
+            append = partial(self._producer.publish_at, priority)
         large = len(body.body if isinstance(body, Message) else body) > _ON_LOOP
         seq = -1
         if not large:
             try:
-                seq = self._publish(
+                seq = append(
                     body,
                     key,
                     headers,
@@ -155,7 +161,7 @@ class Queue:
                 seq = -1
         if seq < 0:
             publish = partial(
-                self._publish,
+                append,
                 body,
                 key,
                 headers,
@@ -189,6 +195,7 @@ class Queue:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids. See
         :meth:`qindex.queue.queue.Queue.publish_many`.
@@ -202,7 +209,13 @@ class Queue:
             confirm,
             timeout,
             lambda: producer.publish_many(
-                batch, ttl=ttl, persistent=persistent, delay=delay, at=at, waits=False
+                batch,
+                ttl=ttl,
+                persistent=persistent,
+                delay=delay,
+                at=at,
+                priority=priority,
+                waits=False,
             ),
         )
 
@@ -264,21 +277,30 @@ class Queue:
     async def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    async def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     async def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. It is taken after the last suspension: what
-        is cancelled has taken nothing. ``ack``: a delivery that is acknowledged first. See
+        is cancelled has taken nothing. ``ack``: a delivery that is acknowledged first. ``seq_id``:
+        take this message, without waiting for it. See
         :meth:`qindex.queue.queue.Queue.get`.
         """
         if ack is not None:
             await self.ack(ack)
+        if seq_id is not None:
+            given = self._deliverer.take_at(seq_id, lease=lease, waits=False)
+            return None if given is None else Delivery(self, given)
         return await self.get_unless(timeout, lease, _never)
 
     async def get_unless(
@@ -475,6 +497,11 @@ class Queue:
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
         found = await self._aside_run(lambda: self._queue.peek(max_messages))
+        return [Delivery(self, one) for one in found]
+
+    async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        found = await self._aside_run(lambda: self._queue.find(key, max_messages))
         return [Delivery(self, one) for one in found]
 
     async def purge(self) -> int:

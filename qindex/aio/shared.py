@@ -222,10 +222,17 @@ class SharedQueue:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Append a message; see :meth:`qindex.aio.queue.Queue.publish`."""
         options = batch_options(
-            ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout, delay=delay, at=at
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            timeout=timeout,
+            delay=delay,
+            at=at,
+            priority=priority,
         )
         options |= unique_options(unique, window, until)
         if isinstance(body, Message):
@@ -269,6 +276,7 @@ class SharedQueue:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
     ) -> range:
         """Append a batch; see :meth:`qindex.aio.queue.Queue.publish_many`. In one frame."""
         batch: list[Any] = []
@@ -278,7 +286,13 @@ class SharedQueue:
             except UsageError as error:
                 raise UsageError(f"message {number} of the batch: {error}") from error
         options = batch_options(
-            ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout, delay=delay, at=at
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            timeout=timeout,
+            delay=delay,
+            at=at,
+            priority=priority,
         )
         start, stop = await self._call(wire.PUBLISH_MANY, batch, options)
         return range(start, stop)

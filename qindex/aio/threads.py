@@ -158,7 +158,7 @@ class Syncer:
             for queue, all_waiting in parties.items():
                 error: BaseException | None = None
                 try:
-                    queue._parts.state.sync_all()
+                    queue._parts.sync_all()
                 except BaseException as caught:
                     error = caught
                 for loop, waiting in all_waiting:

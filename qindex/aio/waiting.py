@@ -13,7 +13,7 @@ is called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self, TypeVar
 
 from qindex.queue.room import WouldWaitError
@@ -81,6 +81,13 @@ class Waiter:
             return await self._future
         finally:
             timer.cancel()
+
+
+async def first_ring(waiters: Sequence[Waiter], seconds: float | None) -> None:
+    """Sleep until the first of these has its ring, or ``seconds`` have passed."""
+    wait = None if seconds is None else min(max(seconds, 0), _LONGEST_WAIT)
+    futures = [one._future for one in waiters]
+    await asyncio.wait(futures, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) -> T:

@@ -41,6 +41,10 @@ def queue_command(
             help="Pause in seconds after a failed delivery, doubled each time up to CAP.",
         ),
     ] = None,
+    max_priority: Annotated[
+        int | None,
+        typer.Option(help="The highest priority of a message, for a queue with priorities."),
+    ] = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(metavar="SETTING", help="Take a setting away; may be repeated."),
@@ -59,6 +63,7 @@ def queue_command(
         "delivery_limit": delivery_limit,
         "dead_letter": dead_letter,
         "backoff": backoff,
+        "max_priority": max_priority,
     }
     for name in unset or ():
         name = name.replace("-", "_")

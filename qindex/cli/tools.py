@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
+import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -192,6 +194,10 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
         fields.pop("vhost")
         shown = ", ".join(f"{key}: {value}" for key, value in fields.items() if value)
         print_line(f"queue {key_text(name)}: {shown or 'empty'}")
+    if report.for_node:
+        print_note("note: a node deletes the directories of queues that it has not declared:")
+    for declared in report.declarations:
+        print_line(_declaration(declared))
     for path in report.quarantined:
         print_note(f"set aside: {os.path.join(report.target, path)}")
     print_line(
@@ -199,6 +205,15 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
         f"{report.stored_messages} in the message store; {_verdict(report)}"
     )
     return code
+
+
+def _declaration(declared: dict[str, Any]) -> str:
+    """Return the command by which a node's tool declares a queue."""
+    words = ["rabbitmqadmin", f"--vhost={declared['vhost']}", "declare", "queue"]
+    words += [f"name={declared['name']}", "durable=true"]
+    if declared["arguments"]:
+        words.append(f"arguments={json.dumps(declared['arguments'])}")
+    return shlex.join(words)
 
 
 def _verdict(report: SaveReport) -> str:

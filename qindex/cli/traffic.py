@@ -69,6 +69,9 @@ def publish_command(
         str | None,
         typer.Option(help="A key that one message of the queue holds at a time: for one message."),
     ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Higher numbers are delivered first (see queue).")
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
@@ -84,7 +87,7 @@ def publish_command(
     headers = dict(_header(one) for one in header or ())
     with open_here(directory) as engine:
         opened = engine.queue(queue)
-        publish = _publisher(opened, key, headers, ttl, delay, unique, confirm)
+        publish = _publisher(opened, key, headers, ttl, delay, unique, priority, confirm)
         first: int | None = None
         count = 0
         try:
@@ -121,6 +124,7 @@ def _publisher(
     ttl: float | None,
     delay: float | None,
     unique: str | None,
+    priority: int | None,
     confirm: bool,
 ) -> Callable[[list[bytes]], range]:
     """Give the function that publishes a batch, all of it or nothing: one append for all. It does
@@ -137,6 +141,7 @@ def _publisher(
                 ttl=ttl,
                 delay=delay,
                 unique=unique,
+                priority=priority,
                 confirm=confirm,
                 timeout=0,
             )
@@ -144,7 +149,9 @@ def _publisher(
         batch: list[bytes] | list[Message] = bodies
         if key is not None or headers:
             batch = [Message(body, key, headers) for body in bodies]
-        return queue.publish_many(batch, ttl=ttl, delay=delay, confirm=confirm, timeout=0)
+        return queue.publish_many(
+            batch, ttl=ttl, delay=delay, priority=priority, confirm=confirm, timeout=0
+        )
 
     return publish
 

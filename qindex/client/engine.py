@@ -67,6 +67,7 @@ class SharedEngine:
         delivery_limit: int | Unset | None = None,
         dead_letter: str | Unset | None = None,
         backoff: str | Unset | None = None,
+        max_priority: int | Unset | None = None,
     ) -> SharedQueue:
         """Give the queue of this name; see :meth:`qindex.engine.engine.Engine.queue`."""
         given = {
@@ -77,6 +78,7 @@ class SharedEngine:
             "delivery_limit": delivery_limit,
             "dead_letter": dead_letter,
             "backoff": backoff,
+            "max_priority": max_priority,
         }
         checked_name(name)
         known = self._queues.get(name)

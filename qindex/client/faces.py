@@ -58,6 +58,7 @@ class AnyQueue(Protocol):
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int: ...
     def publish_many(
         self,
@@ -69,6 +70,7 @@ class AnyQueue(Protocol):
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
     ) -> range: ...
     def reserve(self, count: int) -> int: ...
     @overload
@@ -141,6 +143,7 @@ class AnyEngine(Protocol):
         delivery_limit: int | Unset | None = None,
         dead_letter: str | Unset | None = None,
         backoff: str | Unset | None = None,
+        max_priority: int | Unset | None = None,
     ) -> AnyQueue: ...
     def queue_names(self) -> list[str]: ...
     def delete_queue(self, name: str) -> int: ...

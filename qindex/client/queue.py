@@ -252,6 +252,7 @@ class SharedQueue(Opens):
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Append a message; see :meth:`qindex.queue.queue.Queue.publish`."""
         seq: int
@@ -264,6 +265,7 @@ class SharedQueue(Opens):
             and delay is None
             and at is None
             and unique is None
+            and priority is None
             and persistent is True
             and confirm is False
             and timeout is None
@@ -271,7 +273,13 @@ class SharedQueue(Opens):
             seq = self._home.call(self, wire.PUBLISH, body)[0]
             return seq
         options = batch_options(
-            ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout, delay=delay, at=at
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            timeout=timeout,
+            delay=delay,
+            at=at,
+            priority=priority,
         )
         options |= unique_options(unique, window, until)
         if isinstance(body, Message):
@@ -306,6 +314,7 @@ class SharedQueue(Opens):
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
     ) -> range:
         """Append a batch; see :meth:`qindex.queue.queue.Queue.publish_many`."""
         batch: list[Any] = []
@@ -321,7 +330,13 @@ class SharedQueue(Opens):
                 raise UsageError(f"message {number} of the batch: {error}") from error
             size += len(one.body if isinstance(one, Message) else one)
         options = batch_options(
-            ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout, delay=delay, at=at
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            timeout=timeout,
+            delay=delay,
+            at=at,
+            priority=priority,
         )
         if size <= wire.PART:
             start, stop = self._home.call(self, wire.PUBLISH_MANY, batch, options)

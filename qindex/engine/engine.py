@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from time import monotonic, sleep, time_ns
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 from journal import format as journal_format
 from journal.arguments import listed, refuse_pickling
@@ -44,18 +44,29 @@ from qindex.engine.moves import Moves
 from qindex.engine.transactions import Transaction, Transactions
 from qindex.format import layout
 from qindex.format.message import Body, Message, message_of
-from qindex.format.rabbitmq.names import directory_name, format_queue_name
+from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name
+from qindex.format.settings import (
+    NO_SETTINGS,
+    Overflow,
+    QueueSettings,
+    Unset,
+    checked_name,
+    settings_values,
+)
 from qindex.index.file_budget import FileBudget
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
-from qindex.queue.flushing import Flusher
+from qindex.queue.delivery import Delivery
+from qindex.queue.first_ready import take_first
+from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.parts import QueueParts
+from qindex.queue.priorities import PriorityParts
 from qindex.queue.queue import Queue
+from qindex.queue.state import QueueState
 from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import has_time
@@ -72,6 +83,7 @@ LOOK = 0.01
 """Seconds between two looks for messages that are out, while the engine waits for their acks."""
 _LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True looks at the store meanwhile"
 _SERVER_REMEDY = "it is a server: shared=True uses it, too, and read_only=True looks at the store"
+_NOTHING_GIVEN: dict[str, Any] = dict.fromkeys(one.name for one in fields(QueueSettings))
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
 """Threads whose failures are logged, and raised by a close of the engine."""
 
@@ -199,8 +211,8 @@ class Engine:
             self._alarm.begin()
         except BaseException:
             self._alarm.stop()
-            for queue in self._awake_queues():
-                queue._parts.state.index.journal.close(cut=False)
+            for parts in self._awake_parts():
+                parts.state.index.journal.close(cut=False)
             self._messages.close()
             raise
 
@@ -208,13 +220,16 @@ class Engine:
         """Open the queues with a ttl that hold messages: they expire though nobody asks for the
         queue. Of queues without settings nothing is read."""
         for hashed, resting in list(self._resting.items()):
-            if not resting.has_settings or not resting.live:
+            if not resting.has_settings or hashed not in self._resting:
                 continue
             try:
-                if read_settings(self._fs, resting.directory).message_ttl is None:
+                settings = read_settings(self._fs, resting.directory)
+                is_plain = settings.max_priority is None
+                if settings.message_ttl is None or (is_plain and not resting.live):
                     continue
                 name = stored_name(self._fs, resting.directory, hashed, self.findings)
-                if directory_name(self._vhost, checked_name(name)) == hashed:
+                priority = None if is_plain else 0
+                if directory_name(self._vhost, checked_name(name), priority) == hashed:
                     self.queue(name)
             except (StoreError, OSError) as error:
                 # It is raised where this queue is asked for; the others can be used.
@@ -227,9 +242,7 @@ class Engine:
         would need room on the disk."""
 
         def queue_of(name: str) -> QueueParts | None:
-            hashed = directory_name(self._vhost, checked_name(name))
-            is_there = hashed in self._awake or hashed in self._resting
-            return self._parts_of(name) if is_there else None
+            return self._parts_of(name) if self._is_there(checked_name(name)) else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
         fs, directory = self._fs, self.directory
@@ -244,14 +257,28 @@ class Engine:
         for remove in filter(None, finished):
             remove()
 
+    def _is_there(self, raw: bytes) -> bool:
+        """Tell whether there is a queue of this name."""
+        hashed = directory_name(self._vhost, raw)
+        if hashed in self._awake or hashed in self._resting:
+            return True
+        return directory_name(self._vhost, raw, 0) in self._resting
+
     def _put_to_rest(self, hashed: str) -> None:
         """Close a queue that was in use."""
         parts = self._awake[hashed]._parts
         try:
-            parts.flusher.close()
+            parts.close()
         finally:
-            self._roster.leave(parts)
-        self._resting[hashed] = parts.flusher.resting()
+            for level in parts.levels:
+                self._roster.leave(level)
+        self._rest_again(parts.levels)
+
+    def _rest_again(self, levels: Iterable[QueueParts]) -> None:
+        """Note what is known of directories whose files are closed."""
+        for level in levels:
+            hashed = os.path.basename(level.state.index.directory)
+            self._resting[hashed] = level.flusher.resting()
 
     def _before_reclaim(self) -> None:
         """Sync the acks before the message store deletes the messages they released. Otherwise a
@@ -277,14 +304,17 @@ class Engine:
         delivery_limit: int | Unset | None = None,
         dead_letter: str | Unset | None = None,
         backoff: str | Unset | None = None,
+        max_priority: int | Unset | None = None,
     ) -> Queue:
         """Give the queue of this name; makes it when there is none.
 
         The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
         docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
         takes it away; those of a queue in use change at once. Made durably: the queue is there
-        after a crash. Raises :class:`UsageError` for a name that is empty or over 255 bytes, and
-        for settings that can't be right.
+        after a crash. With ``max_priority`` (1 to 255) it is a priority queue; that is fixed once
+        it has messages, and a queue without priorities becomes a priority queue only while it is
+        empty. Raises :class:`UsageError` for a name that is empty or over 255 bytes, and for
+        settings that can't be right.
         """
         raw = checked_name(name)
         given = {
@@ -295,6 +325,7 @@ class Engine:
             "delivery_limit": delivery_limit,
             "dead_letter": dead_letter,
             "backoff": backoff,
+            "max_priority": max_priority,
         }
         NO_SETTINGS.changed(**given)
         if dead_letter == name:
@@ -302,9 +333,12 @@ class Engine:
         with self._lock:
             hashed = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
+            if queue is not None and max_priority is not None:
+                queue = self._with_priorities(queue, max_priority)
             if queue is None:
                 with storage_errors(self.directory, f"queue {name!r} can't be opened"):
-                    queue = self._wake(name, raw, hashed, given)
+                    parts = self._wake(name, raw, hashed, given)
+                queue = Queue(parts)
                 self._awake[hashed] = queue
                 return queue
             if queue.settings.changed(**given) != queue.settings:
@@ -324,28 +358,58 @@ class Engine:
             raise StorageError(self.directory, what, error) from error
         state.change_settings(wanted)
 
-    def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> Queue:
+    def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> QueueParts:
+        first = directory_name(self._vhost, raw, 0)
+        if first in self._resting and hashed in self._resting:
+            self._settle_both(name, raw, hashed, first)
+        if first in self._resting:
+            return self._wake_priorities(name, raw, given)
+        if isinstance(given["max_priority"], int):
+            return self._begin_priorities(name, raw, hashed, given)
+        return self._wake_directory(name, raw, given)
+
+    def _wake_directory(
+        self,
+        name: str,
+        raw: bytes,
+        given: dict[str, Any],
+        *,
+        priority: int | None = None,
+        beside: QueueParts | None = None,
+        next_seq: int = 0,
+    ) -> QueueParts:
+        """Open the directory of a queue, or of one priority of it; make it if there is none.
+        ``beside``: that of priority 0. ``next_seq``: the first seq_id of one that is made."""
         fs = self._fs
+        hashed = directory_name(self._vhost, raw, priority)
         path = os.path.join(self._queues_directory, hashed)
         resting = self._resting.get(hashed)
         if resting is None:
             if given["overflow"] is not None:
                 # Otherwise a call that is refused below would leave the queue behind.
                 NO_SETTINGS.changed(**given).check_overflow()
-            resting, names = self._make(path, self._queue_name_file(raw))
-            _log.info("%s: queue %r made", self.directory, name)
+            resting, names = self._make(path, self._queue_name_file(raw, priority))
+            if next_seq > resting.next_seq:
+                resting = replace(resting, next_seq=next_seq)
+                SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison).reserve(next_seq)
+                names = fs.listdir(path)
+            if beside is None:
+                _log.info("%s: queue %r made", self.directory, name)
         else:
             names = fs.listdir(path)
             if layout.QUEUE_NAME not in names:
                 # It was lost, and reported as damage at open: this caller knows the name.
                 name_file = os.path.join(path, layout.QUEUE_NAME)
-                replace_file(fs, name_file, self._queue_name_file(raw))
+                replace_file(fs, name_file, self._queue_name_file(raw, priority))
         if resting.journal:
             resting = self._resume(resting, hashed)
         self._remove_journal(resting)
-        repair = self.options.repair
-        are_there = layout.SETTINGS in names
-        settings = adopt_settings(fs, path, given, repair=repair, are_there=are_there)
+        if beside is None:
+            repair = self.options.repair
+            are_there = layout.SETTINGS in names
+            settings = adopt_settings(fs, path, given, repair=repair, are_there=are_there)
+        else:
+            settings = beside.state.settings
         seq_path = os.path.join(path, SEQ_FILE_NAME)
         seq_file = SeqFile(fs, seq_path, self._poison, is_there=SEQ_FILE_NAME in names)
         segments = {
@@ -379,11 +443,141 @@ class Engine:
             messages=self._messages,
             request_flush=ask,
             files=names,
+            beside=beside,
+            priority=priority,
         )
         index.before_waking = partial(self._roster.admit, parts)
         if resting.journal:
             self._roster.admit(parts)
-        return Queue(parts)
+        return parts
+
+    # -- priority queues ------------------------------------------------------------------------
+
+    def _wake_priorities(self, name: str, raw: bytes, given: dict[str, Any]) -> PriorityParts:
+        """Open a priority queue: all directories that it has."""
+        there = self._priorities_there(raw)
+        path = self._resting[directory_name(self._vhost, raw, 0)].directory
+        stored = read_settings(self._fs, path).max_priority
+        if stored is None:
+            # A node has made it, with a directory for each priority.
+            stored = max(1, *there)
+        held = sum(self._resting[directory_name(self._vhost, raw, one)].live for one in there)
+        self._check_priorities(name, stored, given["max_priority"], held)
+        made: dict[int, QueueParts] = {}
+        try:
+            given = {**given, "max_priority": given["max_priority"] or stored}
+            made[0] = self._wake_directory(name, raw, given, priority=0)
+            for priority in there:
+                if priority:
+                    made[priority] = self._wake_directory(
+                        name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
+                    )
+        except BaseException:
+            if made:
+                close_together([level.flusher for level in made.values()])
+                for level in made.values():
+                    self._roster.leave(level)
+                self._rest_again(made.values())
+            raise
+        return self._priority_parts(name, raw, made)
+
+    def _settle_both(self, name: str, raw: bytes, plain: str, first: str) -> None:
+        """Undo or finish what a crash has cut short as a queue became a priority queue: it has
+        directories of both kinds. Raises :class:`UsageError` where both hold messages."""
+        there = self._priorities_there(raw)
+        path = self._resting[first].directory
+        is_empty = there == [0] and not self._resting[first].live
+        if is_empty and read_settings(self._fs, path).max_priority is None:
+            gone = first
+        elif not self._resting[plain].live:
+            gone = plain
+        else:
+            raise UsageError(
+                f"queue {name!r} has messages in a directory without priorities and in others with "
+                "priorities: export its messages, delete it, and import them"
+            )
+        del self._resting[gone]
+        self._remove_directory(gone)
+
+    def _priority_parts(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> PriorityParts:
+        def make(priority: int) -> QueueParts:
+            with self._lock:
+                level = parts.made(priority)
+                if level is None:
+                    parts.state.lock.check()
+                    with storage_errors(self.directory, f"queue {name!r} can't be written"):
+                        level = self._wake_directory(
+                            name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
+                        )
+                    parts.add(priority, level)
+                return level
+
+        parts = PriorityParts(made, make)
+        return parts
+
+    def _priorities_there(self, raw: bytes) -> list[int]:
+        """Return the priorities of which a queue that is not in use has a directory."""
+        return [
+            priority
+            for priority in range(MAX_PRIORITY + 1)
+            if directory_name(self._vhost, raw, priority) in self._resting
+        ]
+
+    @staticmethod
+    def _check_priorities(
+        name: str, stored: int | None, asked: int | Unset | None, held: int
+    ) -> None:
+        """Raise :class:`UsageError` where the ``max_priority`` of a queue can't be changed."""
+        if asked is None or asked == stored:
+            return
+        if not isinstance(asked, int):
+            raise UsageError(
+                f"queue {name!r} is a priority queue: max_priority can't be taken away; delete the "
+                "queue, and make it anew"
+            )
+        if held:
+            was = f"max_priority={stored}" if stored else "no priorities"
+            raise UsageError(
+                f"queue {name!r} has {was} and holds {held} messages: max_priority can be set to "
+                f"{asked} only while it is empty"
+            )
+
+    def _begin_priorities(
+        self, name: str, raw: bytes, hashed: str, given: dict[str, Any]
+    ) -> PriorityParts:
+        """Make a priority queue, or make one of a queue without priorities that is empty."""
+        plain = self._resting.get(hashed)
+        next_seq = 0
+        if plain is not None:
+            self._check_priorities(name, None, given["max_priority"], plain.live)
+            settings = settings_values(read_settings(self._fs, plain.directory))
+            given = {**settings, **{key: one for key, one in given.items() if one is not None}}
+            given = {**_NOTHING_GIVEN, **given}
+            next_seq = plain.next_seq
+        first = self._wake_directory(name, raw, given, priority=0, next_seq=next_seq)
+        if plain is not None:
+            del self._resting[hashed]
+            self._remove_directory(hashed)
+        return self._priority_parts(name, raw, {0: first})
+
+    def _with_priorities(self, queue: Queue, max_priority: int | Unset) -> Queue | None:
+        """See that a queue in use may have this ``max_priority``; give ``None`` where it has to be
+        opened again, as a priority queue."""
+        parts = queue._parts
+        state = parts.state
+        if isinstance(parts, PriorityParts):
+            held = parts.ready() + parts.out() + sum(one.state.delayed() for one in parts.levels)
+            self._check_priorities(queue.name, parts.max_priority, max_priority, held)
+            return queue
+        if not isinstance(max_priority, int):
+            return queue
+        with state.lock, state:
+            self._check_priorities(queue.name, None, max_priority, state.index.live)
+        hashed = os.path.basename(state.index.directory)
+        with storage_errors(self.directory, f"queue {queue.name!r} can't be closed"):
+            self._put_to_rest(hashed)
+        del self._awake[hashed]
+        return None
 
     def _resume(self, resting: RestingQueue, hashed: str) -> RestingQueue:
         """Return what is known of a queue whose journal holds something, once it is sound. Raises
@@ -419,8 +613,8 @@ class Engine:
         if not self.options.repair:
             refuse_losses(findings, remedy)
 
-    def _queue_name_file(self, raw: bytes) -> bytes:
-        return format_queue_name(self._vhost, raw)
+    def _queue_name_file(self, raw: bytes, priority: int | None) -> bytes:
+        return format_queue_name(self._vhost, raw, priority)
 
     def _make(self, path: str, queue_name: bytes) -> tuple[RestingQueue, list[str]]:
         """Make the directory of a queue, durably; gives the names that are in it but for its own.
@@ -468,12 +662,16 @@ class Engine:
     def _awake_queues(self) -> list[Queue]:
         return list(self._awake.values())
 
+    def _awake_parts(self) -> list[QueueParts]:
+        """Return what is in use of each directory."""
+        return [level for queue in self._awake_queues() for level in queue._parts.levels]
+
     def queue_names(self) -> list[str]:
         """Give the names of all queues, sorted."""
         with self._lock:
-            names = [queue.name for queue in self._awake.values()]
+            names = {queue.name for queue in self._awake.values()}
             for hashed, resting in self._resting.items():
-                names.append(stored_name(self._fs, resting.directory, hashed, self.findings))
+                names.add(stored_name(self._fs, resting.directory, hashed, self.findings))
             return sorted(names)
 
     def delete_queue(self, name: str) -> int:
@@ -494,32 +692,59 @@ class Engine:
     def _delete_queue(self, name: str, raw: bytes) -> int:
         self._moves.settle()
         with self._lock:
-            hashed = directory_name(self._vhost, raw)
-            queue = self._awake.get(hashed)
-            if queue is None and hashed not in self._resting:
-                raise UsageError(f"there is no queue {name!r}")
+            plain = directory_name(self._vhost, raw)
+            queue = self._awake.get(plain)
             fs = self._fs
-            path = os.path.join(self._queues_directory, hashed)
-            with storage_errors(path, "the queue can't be deleted"):
-                fs.listdir(path)  # Where that can't be had, the queue stays.
+            levels: dict[str, QueueParts | RestingQueue] = {}
             if queue is not None:
-                count = len(queue) + queue._parts.state.index.out
-                stored = queue._parts.flusher.abandon(ClosedError, f"queue {name!r} was deleted")
-                self._roster.leave(queue._parts)
+                for level in queue._parts.levels:
+                    levels[os.path.basename(level.state.index.directory)] = level
+            elif self._is_there(raw):
+                if plain in self._resting:
+                    levels[plain] = self._resting[plain]
+                if directory_name(self._vhost, raw, 0) in self._resting:
+                    # That of priority 0 goes last: as long as it is there, so is the queue.
+                    for priority in reversed(self._priorities_there(raw)):
+                        hashed = directory_name(self._vhost, raw, priority)
+                        levels[hashed] = self._resting[hashed]
             else:
-                count = self._resting[hashed].live
-                stored = self._resting_ids(self._resting[hashed])
-            self._awake.pop(hashed, None)
-            self._resting.pop(hashed, None)
-            with storage_errors(path, "the queue can't be deleted"):
-                if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
-                    # An earlier deletion of a queue of this name has failed half-way.
-                    remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
-                fs.rename(path, path + layout.DELETED_SUFFIX)
-                fs.sync_dir(self._queues_directory)
-                self._messages.remove(stored)
-                remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+                raise UsageError(f"there is no queue {name!r}")
+            for hashed in levels:
+                path = os.path.join(self._queues_directory, hashed)
+                with storage_errors(path, "the queue can't be deleted"):
+                    fs.listdir(path)  # Where that can't be had, the queue stays.
+            count = 0
+            stored: list[list[bytes]] = []
+            for one in levels.values():
+                if isinstance(one, RestingQueue):
+                    count += one.live
+                    stored.append(self._resting_ids(one))
+                else:
+                    count += one.ready() + one.out()
+                    text = f"queue {name!r} was deleted"
+                    stored.append(one.flusher.abandon(ClosedError, text))
+                    self._roster.leave(one)
+            self._awake.pop(plain, None)
+            for hashed in levels:
+                self._resting.pop(hashed, None)
+            for hashed, ids in zip(levels, stored, strict=True):
+                path = os.path.join(self._queues_directory, hashed)
+                with storage_errors(path, "the queue can't be deleted"):
+                    self._remove_directory(hashed, ids)
             return count
+
+    def _remove_directory(self, hashed: str, stored: Sequence[bytes] = ()) -> None:
+        """Remove the directory of a queue, in which ``stored`` messages of the message store were.
+        Raises :class:`OSError`, :class:`StorageError`."""
+        fs = self._fs
+        path = os.path.join(self._queues_directory, hashed)
+        if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
+            # An earlier deletion of a queue of this name has failed half-way.
+            remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+        fs.rename(path, path + layout.DELETED_SUFFIX)
+        fs.sync_dir(self._queues_directory)
+        self._messages.remove(stored)
+        remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
 
     def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
         """Give the ids of the messages that a queue has in the message store."""
@@ -534,6 +759,68 @@ class Engine:
             return []
         self._messages.miscounted |= loaded.unacked != resting.live
         return [msg_id for _, msg_id in loaded.stored]
+
+    @overload
+    def get(
+        self, queues: Sequence[Queue | str], timeout: None = None, *, lease: float | None = None
+    ) -> Delivery: ...
+    @overload
+    def get(
+        self, queues: Sequence[Queue | str], timeout: float | None, *, lease: float | None = None
+    ) -> Delivery | None: ...
+    def get(
+        self,
+        queues: Sequence[Queue | str],
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one.
+
+        A message of a queue that comes earlier in the list is taken first. Where none has a
+        message, the call sleeps until one comes to any of them.
+
+        Args:
+            queues: Queues of this engine, or their names.
+            timeout: Seconds to wait for a message. None: for ever.
+            lease: As in :meth:`qindex.queue.queue.Queue.get`.
+
+        Returns:
+            The delivery, whose `queue_name` says which queue it is from; None when no message came
+            in time.
+
+        Raises:
+            UsageError: No queue is given, or one of another engine.
+            DamageError: As :meth:`qindex.queue.queue.Queue.get`.
+
+        Example:
+            >>> delivery = engine.get(["urgent", "mail"], timeout=5)
+        """
+        sources = self._sources(queues)
+
+        def take() -> tuple[QueueState, Delivery] | None:
+            for one in sources:
+                found = one.deliverer.get(0, lease)
+                if found is not None:
+                    return one.state, found
+            return None
+
+        taken = take()
+        if taken is not None or not has_time(timeout):
+            return None if taken is None else taken[1]
+        return take_first([one.state for one in sources], take, timeout)
+
+    def _sources(self, queues: Sequence[Queue | str]) -> list[QueueParts]:
+        """Return the queues of a call, each once. Raises :class:`UsageError`."""
+        sources: dict[QueueParts, None] = {}
+        for one in listed(queues, "queues"):
+            queue = one if isinstance(one, Queue) else self.queue(one)
+            if queue._parts.state.calls is not self._calls:
+                raise UsageError(f"queue {queue.name!r} is of another engine")
+            sources[queue._parts] = None
+        if not sources:
+            raise UsageError("get needs at least one queue")
+        return list(sources)
 
     def publish_to(
         self,
@@ -575,7 +862,7 @@ class Engine:
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():
-            targets = [self._parts_of(name).producer for name in names]
+            targets = [self._parts_of(name).level_for(message).producer for name in names]
             return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
 
     def transaction(self) -> Transaction:
@@ -690,7 +977,7 @@ class Engine:
         for parts in queues:
             if not parts.deliverer.is_drained():
                 parts.deliverer.drain()
-        return not any(parts.state.index.out for parts in queues)
+        return not any(parts.out() for parts in queues)
 
     def _refuse_inside(self) -> None:
         """Refuse to close in the middle of a call, which would have to be waited for."""
@@ -739,10 +1026,9 @@ class Engine:
 
     def _await_calls(self) -> None:
         """Wait for the calls under way; those that wait for something themselves give up."""
-        for queue in self._awake_queues():
-            state = queue._parts.state
-            with state.lock.anyway:
-                state.notify_all()
+        for parts in self._awake_parts():
+            with parts.state.lock.anyway:
+                parts.state.notify_all()
         # While queues close, the acks of messages that would be deleted may not be durable.
         self._messages.rest()
         self._calls.wait()
@@ -767,7 +1053,7 @@ class Engine:
                 self._sync_queues()
         except (StoreError, OSError) as error:
             failure = error
-        for hashed in self._awake:
+        for hashed in list(self._awake):
             try:
                 self._put_to_rest(hashed)
             except (StoreError, OSError) as error:

@@ -35,7 +35,8 @@ def publish_to_all(
         # A reference for each queue; those that have their entry are no longer in the list.
         stored += first.store_records([item], len(queues)) * len(queues)
         for queue, expiry, one in zip(queues, expiries, held, strict=True):
-            seqs.append(_append(queue, item, message, expiry, persistent, one, waits))
+            seq = _append(queue, item, message, expiry, persistent, one, waits)
+            seqs.append(queue.state.base + seq)
             del stored[:1]
     except BaseException as error:
         first.give_up(stored, error)

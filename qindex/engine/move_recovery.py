@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from journal.findings import Finding
 from journal.fs.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
+from qindex.format.priorities import LOW, SHIFT
 from qindex.format.segment import STEP_SIZE
 from qindex.format.transactions import Noted, Published, damage_in, read_transactions
 from qindex.index.quarantine import quarantine
@@ -68,11 +70,12 @@ def finish_moves(
         _log.error("%s: set aside", damage)
         quarantine(fs, path, 0, data)
     for intent, is_done in moves:
-        source, target = queue_of(intent.source), queue_of(intent.target)
+        source, target = _levels_of(intent, queue_of)
         if source is None or target is None:
             continue  # deleted: with what was in it, or without ever getting the message
         certain = is_done and bool(boot) and intent.boot == boot
         certain &= target.state.index.directory not in hurt
+        intent = _in_levels(intent)
         there = intent.seqs if certain else _moved(intent, target)
         done = [seq for seq in there if _holds(source.state.index, seq)]
         if done:
@@ -116,7 +119,7 @@ def finish_transactions(
 
 def _undo(noted: Noted, queue_of: Callable[[str], QueueParts | None]) -> None:
     for one in noted.published:
-        target = queue_of(one.queue)
+        target = _level(queue_of(one.queue), one.first)
         undone = [] if target is None else list(_arrived(one, target.state.index))
         if target is not None and undone:
             _log.info(
@@ -135,7 +138,7 @@ def _acknowledge(
     same_run: bool,
 ) -> None:
     for one in noted.published if noted.acks else ():
-        target = queue_of(one.queue)
+        target = _level(queue_of(one.queue), one.first)
         if target is None:
             continue  # it was deleted, with what was in it
         index = target.state.index
@@ -143,17 +146,41 @@ def _acknowledge(
         if not certain and len(list(_arrived(one, index))) < len(one.ids):
             return  # power was lost, and so were messages: those that are acknowledged stay
     for name, seqs in noted.acks:
-        source = queue_of(name)
-        done = [] if source is None else [seq for seq in seqs if _holds(source.state.index, seq)]
-        if source is not None and done:
+        by_level: dict[QueueParts, list[int]] = {}
+        for seq in seqs:
+            source = _level(queue_of(name), seq)
+            if source is not None and _holds(source.state.index, seq & LOW):
+                by_level.setdefault(source, []).append(seq & LOW)
+        for source, done in by_level.items():
             source.letters.drop_moved(done)
 
 
 def _arrived(published: Published, index: QueueIndex) -> Iterator[int]:
-    """Yield the seq_ids that messages of a transaction have in their queue, if they are there."""
-    for seq, wanted in enumerate(published.ids, published.first):
-        if message_id(index, seq) == wanted:
+    """Yield the seq_ids that messages of a transaction have in their level, if they are there."""
+    for seq, wanted in enumerate(published.ids, published.first & LOW):
+        if _message_id(index, seq) == wanted:
             yield seq
+
+
+def _levels_of(
+    intent: Intent, queue_of: Callable[[str], QueueParts | None]
+) -> tuple[QueueParts | None, QueueParts | None]:
+    """Return the levels of the source and of the target; all messages are of one level in each."""
+    first = intent.seqs[0] if intent.seqs else 0
+    source, target = queue_of(intent.source), queue_of(intent.target)
+    return _level(source, first), _level(target, intent.first)
+
+
+def _level(queue: QueueParts | None, seq_id: int) -> QueueParts | None:
+    return None if queue is None else queue.level_at(seq_id)
+
+
+def _in_levels(intent: Intent) -> Intent:
+    """Return an intent with the seq_ids that the directories have; -1 for one that is of another
+    directory than the first."""
+    priority = intent.seqs[0] >> SHIFT if intent.seqs else 0
+    seqs = [seq & LOW if seq >> SHIFT == priority else -1 for seq in intent.seqs]
+    return replace(intent, first=intent.first & LOW, seqs=seqs)
 
 
 def _remove(fs: FileSystem, path: str) -> None:
@@ -163,7 +190,7 @@ def _remove(fs: FileSystem, path: str) -> None:
 
 def _moved(intent: Intent, target: QueueParts) -> list[int]:
     """Give the seq_ids, in the source, of the messages that are found in the target."""
-    found = (message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
+    found = (_message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
     return [
         seq
         for seq, wanted, there in zip(intent.seqs, intent.ids, found, strict=True)
@@ -171,7 +198,7 @@ def _moved(intent: Intent, target: QueueParts) -> list[int]:
     ]
 
 
-def message_id(index: QueueIndex, seq: int) -> bytes | None:
+def _message_id(index: QueueIndex, seq: int) -> bytes | None:
     """Give the message id of an entry that is not acknowledged."""
     if not _holds(index, seq):
         return None

@@ -33,6 +33,7 @@ from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
 from journal.fs.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
+from journal.locks.patience import PatientLock
 from journal.locks.sync import GroupCommit
 from journal.poison import Poison
 from qindex.engine.transaction_log import TransactionLog
@@ -192,9 +193,9 @@ class Moves:
             # Where the last try has failed, one of them is tried first.
             most, growing = (1, True) if source.stuck else (_MOST_PENDING, False)
             while left:
-                some = self._next(left, most)
+                some = self._next(target, left, most)
                 try:
-                    self._move_some(source, target, some)
+                    self._move_some(source, target.level_for(some[0].message), some)
                 except QueueFullError:
                     if len(some) == 1:
                         raise
@@ -235,9 +236,12 @@ class Moves:
         self.settle()
 
     @staticmethod
-    def _next(left: list[Letter], most: int) -> list[Letter]:
-        """Give the first of these, equally persistent, ``most`` at the most."""
-        _, group = next(groupby(left, lambda one: one.persistent))
+    def _next(target: QueueParts, left: list[Letter], most: int) -> list[Letter]:
+        """Give the first of these, equally persistent and of one level of the target, ``most`` at
+        the most."""
+        _, group = next(
+            groupby(left, lambda one: (one.persistent, id(target.level_for(one.message))))
+        )
         return list(islice(group, most))
 
     def _move_some(self, source: DeadLetters, target: QueueParts, letters: list[Letter]) -> None:
@@ -246,7 +250,9 @@ class Moves:
         seqs = [one.seq_id for one in letters]
         persistent = letters[0].persistent
         held = target.room.take(items, 0, True)
-        note = _Note(self, Intent(self._boot, source.name, target.state.name, 0, seqs, []))
+        known = [one.base + one.seq_id for one in letters]
+        intent = Intent(self._boot, source.name, target.state.name, 0, known, [])
+        note = _Note(self, intent, target.state.base)
         with self._lock:
             try:
                 if self._closed:
@@ -265,11 +271,15 @@ class Moves:
     # -- transactions ---------------------------------------------------------------------------
 
     def commit(
-        self, number: int, parts: Sequence[Part], acks: Sequence[tuple[Settler, Delivery]]
+        self,
+        number: int,
+        parts: Sequence[Part],
+        acks: Sequence[tuple[Settler, Delivery]],
+        decided: Callable[[], None],
     ) -> None:
         """Commit a transaction: what it has published can be delivered, and its deliveries, which
-        are marked as being moved, are acknowledged. Raises :class:`StoreError`; nothing has changed
-        then, or writes are refused from now on."""
+        are marked as being moved, are acknowledged. ``decided`` is called at the commit point.
+        Raises :class:`StoreError`; nothing has changed then, or writes are refused from now on."""
         targets = list({id(one.parts): one.parts.state for one in parts}.values())
         by_owner: dict[Settler, list[Delivery]] = {}
         for owner, delivery in acks:
@@ -286,6 +296,7 @@ class Moves:
             states = {id(one): one for one in (*targets, *sources)}
             with self._poison.whole(), held_together(list(states.values())):
                 self.log.note(number, pack_committed(number, self._boot, noted))
+                decided()
                 try:
                     for part in parts:
                         part.admit()
@@ -415,15 +426,16 @@ class Part(Protocol):
 def held_together(states: Sequence[QueueState]) -> Iterator[None]:
     """Hold the locks of queues. One of them is waited for, with none held; the others are tried,
     and all are released before another one is waited for. Raises as a queue that is closed."""
+    locks = list({id(state.lock): state.lock for state in states}.values())
     try:
         first = 0
-        while states:
-            states[first].lock.__enter__()
-            taken = _try_others(states, first)
+        while locks:
+            locks[first].__enter__()
+            taken = _try_others(locks, first)
             if taken is None:
                 break
-            for state in states:
-                state.lock.let_go()
+            for lock in locks:
+                lock.let_go()
             first = taken
         for state in states:
             if state.index.changing:
@@ -436,31 +448,33 @@ def held_together(states: Sequence[QueueState]) -> Iterator[None]:
                     state.index.changing += 1
         raise
     finally:
-        for state in states:
-            state.lock.let_go()
+        for lock in locks:
+            lock.let_go()
 
 
-def _try_others(states: Sequence[QueueState], held: int) -> int | None:
-    """Take the locks of all queues but one, which has it. Return the first that is not free."""
-    for at, state in enumerate(states):
+def _try_others(locks: Sequence[PatientLock], held: int) -> int | None:
+    """Take all locks but one, which is held. Return the first that is not free."""
+    for at, lock in enumerate(locks):
         if at != held:
-            if not state.lock.acquire(blocking=False):
+            if not lock.acquire(blocking=False):
                 return at
-            state.lock.check()
+            lock.check()
     return None
 
 
 class _Note:
     """Notes one move: :class:`qindex.queue.prepared_message.Notes`."""
 
-    def __init__(self, moves: Moves, intent: Intent) -> None:
+    def __init__(self, moves: Moves, intent: Intent, base: int) -> None:
+        """``base``: what stands before the seq_ids of the target in those that users know."""
+        self._base = base
         self._moves = moves
         self._intent = intent
 
     def before(self, first: int, items: Sequence[Prepared]) -> None:
         """Announce the move."""
         ids = [item.msg_id for item in items]
-        self._moves.announce(replace(self._intent, first=first, ids=ids))
+        self._moves.announce(replace(self._intent, first=self._base + first, ids=ids))
 
     def after(self) -> None:
         """Conclude it."""

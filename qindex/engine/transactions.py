@@ -63,8 +63,9 @@ class _Part:
     def before(self, first: int, items: Sequence[Prepared]) -> None:
         """Announce the messages."""
         ids = [item.msg_id for item in items]
-        name = self.parts.state.name
-        self._log.note(self._number, pack_published(self._number, name, first, ids))
+        state = self.parts.state
+        frame = pack_published(self._number, state.name, state.base + first, ids)
+        self._log.note(self._number, frame)
         self._seqs, self._items = range(first, first + len(items)), items
 
     def after(self) -> None:
@@ -187,13 +188,14 @@ class Transaction:
         """See :meth:`publish`; ``waits``: whether the caller may wait for room."""
         every = self._checked()
         with every.calls.here():
-            parts = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
+            whole = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
+            parts = whole.level_for(message)
             part = _Part(every.log, self._number, parts, due)
             seq = parts.producer.publish_noted(
                 message, part, ttl, timeout, due, unique, window, until, waits
             )
             self._parts.append(part)
-        return seq
+        return parts.state.base + seq
 
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery once the transaction is committed.
@@ -253,8 +255,9 @@ class Transaction:
     def _commit(self) -> None:
         every = self._checked()
         with every.calls.here():
-            every.moves.commit(self._number, self._parts, self._acks)
-        every.open.discard(self)
+            every.moves.commit(
+                self._number, self._parts, self._acks, lambda: every.open.discard(self)
+            )
 
     def _roll_back(self) -> None:
         """Undo all, unless it is decided. A failure leaves it to the next open."""

@@ -27,7 +27,7 @@ from typing import Literal
 
 from journal.errors import ClosedError, NotAStoreError, StorageError, StoreError, UsageError
 from journal.fs.beneath import beneath
-from journal.fs.files import REAL, FileSystem, PathLike, checked_path
+from journal.fs.files import FileSystem
 from qindex.following.gap import GONE, UNSOUND, Gap
 from qindex.following.giver import Giver
 from qindex.following.journal_tail import Change, JournalTail
@@ -54,72 +54,6 @@ class QueueGoneError(StoreError):
     """The queue that was followed has been deleted, or its store."""
 
     __module__ = "qindex"
-
-
-def follow(
-    directory: PathLike,
-    queue: str,
-    start: Start = "earliest",
-    *,
-    timeout: float | None = None,
-    wait: bool = False,
-    poll: float = 0.05,
-    events: bool = True,
-    on_gap: Callable[[Gap], None] | None = None,
-) -> Follower:
-    """Follow a queue of the store in ``directory`` as it is written, by this process or another.
-
-    ``start``: ``"earliest"``, the oldest message that is still in the files; ``"latest"``, the
-    next to be published; or a seq_id. ``timeout``: seconds without a message after which iteration
-    ends (``None``: never). ``wait``: for a store or queue that is not there yet. ``poll``: seconds
-    between two looks at most. ``events``: wake on file events, too (watchdog, if installed).
-    ``on_gap``: called with each gap, in its place among the messages; without it they are logged.
-
-    Nothing is written and no lock is taken. Raises :class:`UsageError` when there is no such queue
-    (unless ``wait``), :class:`NotAStoreError`, :class:`StorageError`.
-    """
-    return follow_store(
-        directory,
-        queue,
-        start,
-        timeout=timeout,
-        wait=wait,
-        poll=poll,
-        events=events,
-        on_gap=on_gap,
-        fs=REAL,
-    )
-
-
-def follow_store(
-    directory: PathLike,
-    queue: str,
-    start: Start = "earliest",
-    *,
-    timeout: float | None = None,
-    wait: bool = False,
-    poll: float = 0.05,
-    events: bool = True,
-    on_gap: Callable[[Gap], None] | None = None,
-    fs: FileSystem,
-) -> Follower:
-    """Follow a queue as :func:`follow` does, on any file system."""
-    return Follower(
-        os.path.abspath(checked_path(directory)),
-        queue,
-        start,
-        timeout=timeout,
-        wait=wait,
-        waker=Waker(_checked_poll(poll), events=events),
-        on_gap=on_gap,
-        fs=fs,
-    )
-
-
-def _checked_poll(poll: float) -> float:
-    if not isinstance(poll, int | float) or not 0.0001 <= poll <= 3600:
-        raise UsageError(f"poll must be 0.0001 to 3600 seconds, not {poll!r}")
-    return float(poll)
 
 
 class Follower:
@@ -287,6 +221,12 @@ class Follower:
             )
         store_directory.refuse_version2(self.directory, store.marker)
         one = store.queue(self.name).directories[0]
+        if one.priority is not None and self.name != one.directory:
+            self._failure = UsageError(
+                f"{self.directory}: queue {self.name!r} was made with priorities since it was "
+                "waited for: follow it again"
+            )
+            return
         path = store.path_of(one)
         self._count = store.rules(one).entry_count
         try:

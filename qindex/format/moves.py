@@ -24,21 +24,22 @@ from dataclasses import asdict, dataclass
 import msgpack
 from xxhash import xxh3_64_digest
 
-from journal.format import MAX_SEQ_ID
 from journal.packed import unpack
 from journal.schema import Bytes, Int, ListOf, Record, Text, check
 from qindex.format.layout import MAX_NAME_BYTES
 
 DONE = b"\1"
 _HEAD = struct.Struct(">I8s")
+_MOST = (1 << 63) - 1
+"""Those of a priority queue have the priority in their top bits."""
 _NAME = Text(MAX_NAME_BYTES, least=1)
 _SHAPE = Record(
     {
         "boot": Bytes(0, 64),
         "source": _NAME,
         "target": _NAME,
-        "first": Int(0, MAX_SEQ_ID),
-        "seqs": ListOf(Int(0, MAX_SEQ_ID)),
+        "first": Int(0, _MOST),
+        "seqs": ListOf(Int(0, _MOST)),
         "ids": ListOf(Bytes(16, 16)),
     }
 )

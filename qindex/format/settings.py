@@ -19,6 +19,7 @@ from journal.errors import UsageError
 from journal.schema import Int, Number, OneOf, Optional, Record, Text, check
 from qindex.format import layout
 from qindex.format.delays import parse_backoff
+from qindex.format.rabbitmq.names import MAX_PRIORITY
 
 Overflow = Literal["reject", "drop-head", "block"]
 
@@ -32,6 +33,7 @@ _SHAPES = {
     "delivery_limit": Optional(Int(1, (1 << 31) - 1)),
     "dead_letter": Optional(Text(layout.MAX_NAME_BYTES, least=1)),
     "backoff": Optional(Text(64, least=1)),
+    "max_priority": Optional(Int(1, MAX_PRIORITY)),
 }
 _SHAPE = Record({"message_ttl": _SHAPES["message_ttl"]}, _SHAPES)
 
@@ -59,7 +61,8 @@ class QueueSettings:
     most deliveries of a message. ``dead_letter``: name of the queue that gets the messages that are
     rejected, expired, dropped from the head, or delivered too often. ``backoff``:
     ``exponential:BASE:CAP`` in seconds, the pause before a message whose delivery failed is
-    delivered again; it doubles with each attempt from BASE up to CAP.
+    delivered again; it doubles with each attempt from BASE up to CAP. ``max_priority``: the highest
+    priority that a message may have; the queue has one directory for each.
     Raises :class:`UsageError` for a value that can't be right.
     """
 
@@ -70,6 +73,7 @@ class QueueSettings:
     delivery_limit: int | None = None
     dead_letter: str | None = None
     backoff: str | None = None
+    max_priority: int | None = None
 
     def __post_init__(self) -> None:
         """Check all values."""

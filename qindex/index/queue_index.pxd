@@ -26,6 +26,7 @@ cdef class QueueIndex(IndexReader):
     cpdef Py_ssize_t append(self, bytes record) except -1
     @cython.locals(segment=Segment, rel=Py_ssize_t, journal=Journal, fresh=bint)
     cpdef bint deliver(self, Py_ssize_t seq) except -1
+    cpdef bint has_any(self)
     cpdef void handed_out(self) noexcept
     @cython.locals(segment=Segment, rel=Py_ssize_t)
     cpdef int hold(self, Py_ssize_t seq) except -1

@@ -148,6 +148,11 @@ class QueueIndex(IndexReader):
         """Messages that are with a consumer."""
         return self.taken - self.acks - self.nacks
 
+    def has_any(self) -> bool:
+        """Tell whether there is any message that is not with a consumer."""
+        published = self.next_seq - self._first_seq
+        return self._live_before + published - self.dropped > self.taken - self.nacks
+
     @property
     def dirty(self) -> int:
         """Actions since the last flush (RabbitMQ's dirty_count)."""

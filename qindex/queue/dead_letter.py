@@ -40,7 +40,8 @@ class Letter:
     """One message that is to leave its queue. ``persistent``: as it was published. ``cause``: what
     its consumer said as it rejected it. ``target``: the queue that its consumer moves it to, as it
     is, and ``due``: when it is due there, in microseconds since 1970, 0 for at once; None: it goes
-    to the dead-letter queue, with headers that tell why."""
+    to the dead-letter queue, with headers that tell why. ``base``: what stands before ``seq_id`` in
+    the seq_id that users know."""
 
     seq_id: int
     message: Message
@@ -49,6 +50,7 @@ class Letter:
     cause: str = ""
     target: str | None = None
     due: int = 0
+    base: int = 0
 
 
 def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -84,7 +86,7 @@ def with_death(letter: Letter, queue: str) -> Message:
     latest = (same[0] if same else {}) | {
         "queue": queue,
         "reason": letter.reason,
-        "seq_id": letter.seq_id,
+        "seq_id": letter.base + letter.seq_id,
         "time": time_ns() // 10**9,
         "count": sum(counts) + 1,
     }

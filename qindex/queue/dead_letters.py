@@ -187,7 +187,8 @@ class DeadLetters:
         return not waiting or len(message.body) <= _MOST_BODY
 
     def _letter(self, seq: int, message: Message, reason: Reason) -> Letter:
-        return Letter(seq, message, reason, seq not in self.state.index.transient)
+        persistent = seq not in self.state.index.transient
+        return Letter(seq, message, reason, persistent, base=self.state.base)
 
     # -- moving ---------------------------------------------------------------------------------
 
@@ -232,8 +233,9 @@ class DeadLetters:
             try:
                 with state.lock, state:
                     self._outstanding.seq_ids_of([delivery])
-                    state.index.begin_move(delivery.seq_id)
-                    letter = self._letter(delivery.seq_id, delivery.message, "rejected")
+                    seq = delivery.seq_id - state.base
+                    state.index.begin_move(seq)
+                    letter = self._letter(seq, delivery.message, "rejected")
                     letters[at] = made(letter)
             except StoreError as error:
                 failures[at] = error

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import LeaseExpiredError, StoreError, UsageError
 from qindex.format.message import Message, Microseconds, Nanoseconds
+from qindex.format.priorities import SHIFT
 
 if TYPE_CHECKING:
     from qindex.format.entries import Entry
@@ -186,6 +188,16 @@ class Delivery:
         return extra if isinstance(extra, int) else self.message.timestamp
 
     @property
+    def queue_name(self) -> str:
+        """The name of the queue that delivered it; empty once it is settled."""
+        return "" if self._queue is None else self._queue.name
+
+    @property
+    def priority(self) -> int:
+        """Its priority; 0 in a queue without priorities."""
+        return self.seq_id >> SHIFT
+
+    @property
     def expiry(self) -> Microseconds | None:
         """When it expires, in microseconds since 1970 UTC, or ``None``."""
         extra = self._extra
@@ -310,6 +322,7 @@ class Batch(Sequence[Delivery]):
     """
 
     __slots__ = (
+        "_base",
         "_counts",
         "_extras",
         "_listed",
@@ -330,6 +343,8 @@ class Batch(Sequence[Delivery]):
         self._states = bytearray()
         self._extras: Extras = []
         self._counts: dict[int, int] = {}
+        # What stands before the seq_ids of the index in those that users get.
+        self._base = 0
         # The seq_ids ascend: no delayed message is among them.
         self._ordered = True
 
@@ -367,6 +382,8 @@ class Batch(Sequence[Delivery]):
         """Their seq_ids, in the order of delivery; a list that is made at the first use."""
         if len(self._listed) != len(self._seqs):
             self._listed = self._seqs.tolist()
+            if self._base:
+                self._listed = [self._base + seq for seq in self._listed]
         return self._listed
 
     def __len__(self) -> int:
@@ -382,11 +399,12 @@ class Batch(Sequence[Delivery]):
             part._seqs, part.bodies = self._seqs[index], self.bodies[index]
             part._states, part._extras = self._states[index], self._extras[index]
             part._counts = self._counts
+            part._base = self._base
             part._ordered = self._ordered and (index.step or 1) > 0
             return part
         made = BatchDelivery()
         made._queue = self._queue
-        made.seq_id = self._seqs[index]
+        made.seq_id = self._base + self._seqs[index]
         made.body = self.bodies[index]
         made.redelivered = self._states[index] == DELIVERED
         made._extra = self._extras[index]
@@ -394,7 +412,7 @@ class Batch(Sequence[Delivery]):
         return self._counted(made)
 
     def _counted(self, delivery: Delivery) -> Delivery:
-        count = self._counts.get(delivery.seq_id)
+        count = self._counts.get(delivery.seq_id - self._base)
         if count:
             delivery._count = count
         return delivery
@@ -404,12 +422,12 @@ class Batch(Sequence[Delivery]):
         return map(self._counted, made) if self._counts else made
 
     def _each(self) -> Iterator[Delivery]:
-        queue, taken = self._queue, self._taken
+        queue, taken, base = self._queue, self._taken, self._base
         columns = zip(self._seqs, self.bodies, self._states, self._extras, strict=True)
         for seq_id, body, state, extra in columns:
             made = BatchDelivery()
             made._queue = queue
-            made.seq_id = seq_id
+            made.seq_id = base + seq_id
             made.body = body
             made.redelivered = state == DELIVERED
             made._extra = extra
@@ -424,3 +442,51 @@ class Batch(Sequence[Delivery]):
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} deliveries>"
+
+
+class MixedBatch(Batch):
+    """Deliveries of several levels of a priority queue, taken at once: a batch of each."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Batch]) -> None:
+        super().__init__(parts[0]._queue, 0)
+        self._parts = parts
+        self._ordered = False
+        self._extras = []
+        for part in parts:
+            self._seqs += array("q", part.seq_ids)
+            self.bodies += part.bodies
+            self._states += part._states
+            self._extras += part._extras
+            self._counts |= {part._base + seq: count for seq, count in part._counts.items()}
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> Batch: ...
+    def __getitem__(self, index: int | slice) -> Delivery | Batch:
+        chosen = range(len(self))[index]
+        if isinstance(chosen, int):
+            for part in self._parts:
+                if chosen < len(part):
+                    return part[chosen]
+                chosen -= len(part)
+        assert isinstance(chosen, range)
+        parts, start = [], 0
+        for part in self._parts:
+            inside = [at - start for at in chosen if start <= at < start + len(part)]
+            start += len(part)
+            if inside:
+                end = inside[-1] + (1 if chosen.step > 0 else -1)
+                parts.append(part[inside[0] : end if end >= 0 else None : chosen.step])
+        parts = parts if chosen.step > 0 else parts[::-1]
+        return MixedBatch(parts) if parts else self._parts[0][:0]
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return chain.from_iterable(self._parts)
+
+
+def parts_of(batch: Batch) -> Sequence[Batch]:
+    """Return the batches that a batch is made of, each of one level of a queue."""
+    return batch._parts if isinstance(batch, MixedBatch) else (batch,)

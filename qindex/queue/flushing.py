@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from time import sleep
 
@@ -254,36 +254,33 @@ class Flusher:
         """Refuse later calls, drop transient messages, and close the journal, which keeps what it
         holds: all while the lock is held, except for the wait for a flush under way. The engine
         calls it."""
+        close_together([self])
+
+    def close_held(self) -> None:
+        """Do the part of :meth:`close` that comes after the refusal. Lock held."""
         state = self.state
         index = state.index
-        with state.lock.anyway:
-            if state.lock.refusal is not None:
-                return
-            # This comes first: else those who fill the journal would start one flush after the
-            # other.
-            state.lock.refuse(ClosedError, f"queue {state.name!r} is closed")
-            state.notify_all()
-            state.await_flush()
-            cut = True
-            try:
-                if index.poison.reason is None:
-                    if index.changing:
-                        state.rebuild()
-                    state.forgive_outstanding()
-                    state.release(index.drop_transient())
-                    index.seq_file.raise_floor(index.next_seq)
-                    if index.damaged or self._retry_at or self._keeps_garbage():
-                        # The next open need not meet damage of which nothing is left, nor the
-                        # files of a flush that has failed half-way. A queue that short runs use
-                        # would otherwise keep what each of them has consumed.
-                        self.write_and_empty(held=True)
-                    for notes in state.notes():
-                        notes.close()
-            except StorageError as error:
-                cut = not is_passing(error)  # its reserve lets the next open consume
-                raise
-            finally:
-                index.journal.close(cut=cut)
+        state.await_flush()
+        cut = True
+        try:
+            if index.poison.reason is None:
+                if index.changing:
+                    state.rebuild()
+                state.forgive_outstanding()
+                state.release(index.drop_transient())
+                index.seq_file.raise_floor(index.next_seq)
+                if index.damaged or self._retry_at or self._keeps_garbage():
+                    # The next open need not meet damage of which nothing is left, nor the
+                    # files of a flush that has failed half-way. A queue that short runs use
+                    # would otherwise keep what each of them has consumed.
+                    self.write_and_empty(held=True)
+                for notes in state.notes():
+                    notes.close()
+        except StorageError as error:
+            cut = not is_passing(error)  # its reserve lets the next open consume
+            raise
+        finally:
+            index.journal.close(cut=cut)
 
     def _keeps_garbage(self) -> bool:
         """Return whether most of what the journal holds was consumed, and it is large."""
@@ -347,3 +344,25 @@ class Flusher:
         if not index.dirty:
             return 0, 0
         return index.dirty, index.journal.end + 8 * len(index.positions)
+
+
+def close_together(flushers: Sequence[Flusher]) -> None:
+    """Close the levels of a queue, which share one lock, in one hold of it; see
+    :meth:`Flusher.close`. Raises what the first level raises that can't be closed in order, once
+    all are closed."""
+    state = flushers[0].state
+    failure: StoreError | OSError | None = None
+    with state.lock.anyway:
+        if state.lock.refusal is not None:
+            return
+        # This comes first: else those who fill the journal would start one flush after the other.
+        state.lock.refuse(ClosedError, f"queue {state.name!r} is closed")
+        for one in flushers:
+            one.state.notify_all()
+        for one in flushers:
+            try:
+                one.close_held()
+            except (StoreError, OSError) as error:
+                failure = failure or error
+    if failure is not None:
+        raise failure

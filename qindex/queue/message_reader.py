@@ -92,7 +92,7 @@ class MessageReader:
         if entry.stored and self._state.messages is not None:
             # The message that the entry named may be another than the one it names now.
             self._state.messages.miscounted = True
-        what = f"the message with seq_id {seq} is damaged: {entry.damage}"
+        what = f"the message with seq_id {self._state.base + seq} is damaged: {entry.damage}"
         aside = "set aside in quarantine"
         finding = Finding(path, offset, 0, Cause.DAMAGE, what, aside, entry.kind)
         self._state.index.report([finding])

@@ -69,11 +69,14 @@ class Outstanding:
                         raise self.not_ours(delivery)
                     self.check_taken(delivery)
             listed = [delivery.seq_id for delivery in deliveries]
+            if state.base:
+                listed = [seq - state.base for seq in listed]
             first = listed[0] if listed else 0
             if listed == list(range(first, first + len(listed))):
                 seqs = range(first, first + len(listed))
             elif len(set(listed)) != len(listed):
                 twice = next(seq for seq, times in Counter(listed).items() if times > 1)
+                twice += state.base
                 raise UsageError(f"the delivery of seq_id {twice} stands twice in the batch")
             else:
                 seqs = np.array(listed, np.int64)
@@ -100,6 +103,7 @@ class Outstanding:
         # consumer.
         state = self.state
         index = state.index
+        seq_id -= state.base
         segment = index.segments.get(seq_id // index.entry_count)
         if segment is None:
             return False
@@ -110,7 +114,7 @@ class Outstanding:
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
         """Tell whether the lease of an entry has run out that a batch took when ``taken`` messages
         had been given back."""
-        return self.state.lapsed_at.get(seq_id, -1) > taken
+        return self.state.lapsed_at.get(seq_id - self.state.base, -1) > taken
 
     def not_ours(self, delivery: Delivery) -> StoreError:
         """Say why this delivery can't be settled by this queue."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
 from journal.locks.calls import Calls
+from qindex.format.message import Message
+from qindex.format.priorities import SHIFT
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
 from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivering import Deliverer
+from qindex.queue.delivery import Delivery
 from qindex.queue.expiry import Expirer
+from qindex.queue.finding import Finder
 from qindex.queue.flushing import Flusher
 from qindex.queue.message_reader import MessageReader
 from qindex.queue.outstanding import Outstanding
@@ -30,10 +34,20 @@ class QueueParts:
     """The parts of a queue over one state: one each produces, delivers, settles and flushes.
 
     ``request_flush``: asks the engine's background thread for a flush; ``None``: there is none.
-    ``files``: the names in its directory.
+    ``files``: the names in its directory. ``priority``: of the level of a priority queue that these
+    are, and ``beside``: the level of priority 0, where these are another one.
     """
 
-    __slots__ = ("deliverer", "flusher", "letters", "producer", "room", "settler", "state")
+    __slots__ = (
+        "deliverer",
+        "finder",
+        "flusher",
+        "letters",
+        "producer",
+        "room",
+        "settler",
+        "state",
+    )
 
     def __init__(
         self,
@@ -48,9 +62,19 @@ class QueueParts:
         messages: Messages | None = None,
         request_flush: Callable[[Flusher], bool] | None = None,
         files: Container[str] = (),
+        beside: QueueParts | None = None,
+        priority: int | None = None,
     ) -> None:
         self.state: QueueState = QueueState(
-            name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages
+            name,
+            index,
+            options,
+            settings=settings,
+            alarm=alarm,
+            calls=calls,
+            messages=messages,
+            beside=None if beside is None else beside.state,
+            priority=priority,
         )
         state = self.state
         self.flusher: Flusher = Flusher(state, mover, request_flush)
@@ -61,10 +85,44 @@ class QueueParts:
         self.deliverer: Deliverer = Deliverer(
             state, self.flusher, reader, self.letters, self.settler
         )
+        self.finder: Finder = Finder(state, reader)
         self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
         state.load_notes(files)
+
+    @property
+    def levels(self) -> Sequence[QueueParts]:
+        """The levels of a priority queue, the highest first; this alone for any other queue."""
+        return (self,)
+
+    def level_for(self, message: Message) -> QueueParts:
+        """Return the level that a message belongs to. No lock is held."""
+        return self
+
+    def level_at(self, seq_id: int) -> QueueParts | None:
+        """Return the level that has given out a seq_id, if there is one."""
+        return None if seq_id >> SHIFT else self
+
+    def find(self, key: str, most: int) -> list[Delivery]:
+        """See :meth:`qindex.queue.queue.Queue.find`."""
+        return self.finder.find(key, most)
+
+    def ready(self) -> int:
+        """Count the messages that are ready. O(1)."""
+        return self.state.ready()
+
+    def out(self) -> int:
+        """Count the messages that are with consumers. O(1)."""
+        return self.state.index.out
+
+    def sync_all(self) -> None:
+        """Make messages and journals durable."""
+        self.state.sync_all()
+
+    def close(self) -> None:
+        """See :meth:`qindex.queue.flushing.Flusher.close`."""
+        self.flusher.close()
 
     def is_in_call_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a call on this queue."""
@@ -108,33 +166,38 @@ class QueueParts:
 
     def stats(self) -> QueueStats:
         """See :meth:`qindex.queue.queue.Queue.stats`."""
-        with self.state.lock, self.state as state:
-            index, tally = state.index, state.tally
-            sizes = [segment.file_size for segment in index.segments.values()]
-            return QueueStats(
-                name=state.name,
-                ready=state.ready(),
-                delayed=state.delayed(),
-                next_due=None if state.later is None else state.later.next_due(),
-                unacked=index.out,
-                segments=len(sizes),
-                segment_bytes=sum(sizes),
-                journal_bytes=index.journal.end,
-                journal_entries=index.dirty,
-                next_seq_id=index.next_seq,
-                published=index.next_seq - state.first_seq,
-                acked=index.acks + index.dropped - tally.moved.total(),
-                flushes=index.flushes,
-                flushed_bytes=index.flushed_bytes,
-                journal_syncs=index.journal.syncs,
-                delivered=index.taken - tally.withheld,
-                requeued=index.nacks,
-                dropped=index.dropped,
-                flush_durations=self.flusher.times.durations(),
-                sync_durations=index.journal.sync_durations,
-                redelivered=tally.again,
-                refused=tally.refused,
-                given_up=by_reason(tally.given_up),
-                dead_letters=by_reason(tally.moved),
-                settings=state.settings,
-            )
+        with self.state.lock, self.state:
+            return self.stats_held()
+
+    def stats_held(self) -> QueueStats:
+        """Return the figures of this level. Lock held."""
+        state = self.state
+        index, tally = state.index, state.tally
+        sizes = [segment.file_size for segment in index.segments.values()]
+        return QueueStats(
+            name=state.name,
+            ready=state.ready(),
+            delayed=state.delayed(),
+            next_due=None if state.later is None else state.later.next_due(),
+            unacked=index.out,
+            segments=len(sizes),
+            segment_bytes=sum(sizes),
+            journal_bytes=index.journal.end,
+            journal_entries=index.dirty,
+            next_seq_id=index.next_seq,
+            published=index.next_seq - state.first_seq,
+            acked=index.acks + index.dropped - tally.moved.total(),
+            flushes=index.flushes,
+            flushed_bytes=index.flushed_bytes,
+            journal_syncs=index.journal.syncs,
+            delivered=index.taken - tally.withheld,
+            requeued=index.nacks,
+            dropped=index.dropped,
+            flush_durations=self.flusher.times.durations(),
+            sync_durations=index.journal.sync_durations,
+            redelivered=tally.again,
+            refused=tally.refused,
+            given_up=by_reason(tally.given_up),
+            dead_letters=by_reason(tally.moved),
+            settings=state.settings,
+        )

@@ -171,6 +171,34 @@ class Producer:
             state.sync_journal()
         return seq
 
+    def publish_at(
+        self,
+        priority: int,
+        body: Body | Message,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
+        waits: bool = True,
+    ) -> int:
+        """Publish a message with a priority. Raises :class:`UsageError`: this queue has none."""
+        raise self._without_priorities(priority)
+
+    def _without_priorities(self, priority: object) -> UsageError:
+        return UsageError(
+            f"queue {self.state.name!r} has no priorities, so a message can't have "
+            f"priority={priority!r}: ask the engine for the queue with max_priority= while it is "
+            "empty"
+        )
+
     def _publish_one(
         self,
         message: Message,
@@ -203,7 +231,7 @@ class Producer:
         self.check_message(message)
         state = self.state
         with state.lock, state:
-            taking = Taking(state.unique_keys(), unique, window, until)
+            taking = Taking(state.unique_keys(), state.check_unique, unique, window, until)
             taking.check()
         message = replace(message, headers=without_key(message.headers) | taking.headers)
         notes: Notes = taking if also is None else _Both(taking, also)
@@ -243,7 +271,7 @@ class Producer:
         """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""
         limits = self.state.limits
         assert limits is not None
-        return not self.room.is_stuck() and limits.fits(self.state.inside(), 1, size)
+        return not self.room.is_stuck() and limits.fits(self.state.inside_all(), 1, size)
 
     def _frame(
         self,
@@ -353,9 +381,12 @@ class Producer:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
         waits: bool = True,
     ) -> range:
         """See :meth:`qindex.queue.queue.Queue.publish_many`."""
+        if priority is not None:
+            raise self._without_priorities(priority)
         state = self.state
         due = due_time(delay, at)
         given = messages if isinstance(messages, list | tuple) else list(messages)

@@ -65,6 +65,7 @@ class Queue:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Append a message; gives its seq_id.
 
@@ -78,12 +79,32 @@ class Queue:
         header ``qindex-due`` has that time in microseconds since 1970 UTC. ``unique``: a key that
         at most one message of the queue holds at a time, until it is acknowledged, dropped or moved
         (``until="acked"``) or delivered for the first time (``until="delivered"``), and at least
-        for ``window`` seconds from the publish.
+        for ``window`` seconds from the publish. ``priority``: from 0 to the queue's
+        ``max_priority``; messages with a higher number are delivered first. Without it a message
+        has the priority that its property ``priority`` says, up to the highest, or 0. The seq_id of
+        a message has its priority in the bits from 55 on.
         Raises :class:`~journal.errors.DuplicateError` if another message holds the unique key,
         :class:`UsageError` for values that can't be stored, and
         :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
         """
+        if priority is not None:
+            return self._producer.publish_at(
+                priority,
+                body,
+                key,
+                headers,
+                properties,
+                ttl,
+                persistent,
+                confirm,
+                timeout,
+                delay,
+                at,
+                unique,
+                window,
+                until,
+            )
         return self._producer.publish(
             body,
             key,
@@ -110,12 +131,14 @@ class Queue:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids.
 
         Each is a body, or a :class:`~qindex.format.message.Message` with key, headers and
-        properties, which keeps its timestamp where it has one. Raises as :meth:`publish`, and says
-        which message of the batch is wrong; then none of it is published.
+        properties, which keeps its timestamp where it has one. All have the same priority:
+        ``priority``, or that of their properties. Raises as :meth:`publish`, and says which message
+        of the batch is wrong; then none of it is published.
         """
         return self._producer.publish_many(
             messages,
@@ -125,6 +148,7 @@ class Queue:
             timeout=timeout,
             delay=delay,
             at=at,
+            priority=priority,
         )
 
     def reserve(self, count: int) -> int:
@@ -146,25 +170,34 @@ class Queue:
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. The message stays in the queue until it is
         acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
         seconds in which it is to be settled; then it returns to its place in the queue by itself.
-        ``ack``: a delivery that is acknowledged first, as by :meth:`ack`.
+        ``ack``: a delivery that is acknowledged first, as by :meth:`ack`. ``seq_id``: take this
+        message, wherever it is in the queue, delayed or not, without waiting for it; ``None`` when
+        it is with a consumer, or is not there any more.
         Raises :class:`DamageError` when the next message is damaged: it names file and offset,
         the bytes are set aside in a quarantine file, and the next call goes on behind it.
         O(1), whatever the backlog.
         """
         if ack is not None:
             self._settler.ack(ack)
+        if seq_id is not None:
+            return self._deliverer.take_at(seq_id, lease=lease)
         return self._deliverer.get(timeout, lease)
 
     def get_many(
@@ -175,7 +208,7 @@ class Queue:
         Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
         empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
         message ends the batch before it; the next call raises its :class:`DamageError`. One append
-        to the journal for the batch.
+        to the journal for the batch, or for each priority in it.
         """
         return self._deliverer.get_many(max_messages, timeout, lease=lease)
 
@@ -200,6 +233,35 @@ class Queue:
         """Look at the next messages without taking them. O(max_messages)."""
         return self._deliverer.peek(max_messages)
 
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key, without taking them: those that are ready or delayed.
+
+        The first call in a run reads the queue once, and each later call reads what was published
+        since. Queues whose messages nobody looks for pay nothing. `get(seq_id=)` takes a message
+        that was found.
+
+        Args:
+            key: The key that the messages were published with.
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages as :meth:`peek` returns them, in the order of their seq_ids, those of
+            higher priorities first.
+
+        Raises:
+            UsageError: The key is no str, or max_messages is negative.
+
+        Example:
+            >>> seq_id = orders.publish(b"large", key="o-18")
+            >>> [(one.seq_id == seq_id, one.body) for one in orders.find("o-18")]
+            [(True, b'large')]
+        """
+        if not isinstance(key, str):
+            raise UsageError(f"a key must be a str, not {type(key).__name__}")
+        if not isinstance(max_messages, int) or max_messages < 0:
+            raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
+        return self._parts.find(key, max_messages)
+
     # -- settling -------------------------------------------------------------------------------
 
     def ack(self, delivery: Delivery) -> None:
@@ -216,7 +278,7 @@ class Queue:
 
     def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
-        number."""
+        number. In a priority queue those of the same priority alone."""
         return self._settler.ack_up_to(seq_id)
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
@@ -333,7 +395,7 @@ class Queue:
         lock = self._parts.state.lock
         if lock.is_inherited():
             lock.check()
-        return self._parts.state.ready()
+        return self._parts.ready()
 
     def __bool__(self) -> bool:
         """A queue is true, empty or not."""
@@ -343,5 +405,4 @@ class Queue:
         refuse_pickling(self)
 
     def __repr__(self) -> str:
-        out = self._parts.state.index.out
-        return f"<Queue {self.name!r}, {len(self)} ready, {out} unacked>"
+        return f"<Queue {self.name!r}, {len(self)} ready, {self._parts.out()} unacked>"

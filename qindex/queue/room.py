@@ -110,10 +110,10 @@ class Room:
             what = f"{count} messages of {size} bytes never fit"
             raise QueueFullError(f"{self._full(limits)}: {what}")
         deadline = deadline_after(timeout)
-        while not limits.fits(state.inside(), count, size):
+        while not limits.fits(state.inside_all(), count, size):
             left = time_left(deadline)
             if limits.overflow == "reject" or (left is not None and left <= 0):
-                raise QueueFullError(f"{self._full(limits)}, and has {state.inside()} messages")
+                raise QueueFullError(f"{self._full(limits)}, and has {state.inside_all()} messages")
             if not waits:
                 raise WouldWaitError(self, count, self._full(limits))
             limits.waiting += 1
@@ -147,14 +147,19 @@ class Room:
         if limits is None or limits.overflow != "drop-head":
             return
         with state.lock, state:
-            while limits.is_over(state.inside()) and self._drop_some(limits):
+            while limits.is_over(state.inside_all()) and self.drop_some(limits):
                 pass
+        self.move_letters(waits)
+
+    def move_letters(self, waits: bool) -> None:
+        """Move what was dropped to the dead-letter queue. No lock is held."""
         self._letters.move_waiting(waits)
 
-    def _drop_some(self, limits: Limits) -> bool:
-        """Drop messages that are certainly too many; false when there is nothing to drop."""
+    def drop_some(self, limits: Limits) -> bool:
+        """Drop messages that are certainly too many; false when there is nothing to drop. Lock
+        held."""
         state = self.state
-        most = 1 if limits.max_length is None else max(state.inside() - limits.max_length, 1)
+        most = 1 if limits.max_length is None else max(state.inside_all() - limits.max_length, 1)
         batch = Batch(self._settler, state.index.nacks)
         try:
             self._deliverer.take_many(batch, most)

@@ -72,7 +72,7 @@ class Settler:
                 raise no_delivery(delivery) from None
             if owner is not self:
                 raise outstanding.not_ours(delivery)
-            seq = given.seq_id
+            seq = given.seq_id - state.base
             if state.nacked_at:
                 outstanding.check_taken(delivery)
             index = state.index
@@ -130,18 +130,19 @@ class Settler:
         """Mark a delivery, so that nothing else can settle it. Raises as :meth:`ack`."""
         with self._state.lock, self._state as state:
             self.outstanding.seq_ids_of([delivery])
-            state.index.begin_move(delivery.seq_id)
+            state.index.begin_move(delivery.seq_id - state.base)
 
     def undo_move(self, delivery: Delivery) -> None:
         """Let a delivery be with its consumer as before."""
         with self._state.lock, self._state as state:
-            if state.index.state_of(delivery.seq_id) == MOVING:
-                state.index.undo_move(delivery.seq_id)
+            seq = delivery.seq_id - state.base
+            if state.index.state_of(seq) == MOVING:
+                state.index.undo_move(seq)
 
     def end_move(self, deliveries: Sequence[Delivery]) -> tuple[DeadLetters, list[int]]:
         """Count marked deliveries as acknowledged, and return what is to be acknowledged later.
         Lock held."""
-        seqs = [one.seq_id for one in deliveries]
+        seqs = [one.seq_id - self._state.base for one in deliveries]
         self._letters.count_moved(seqs)
         for one in deliveries:
             one._queue = None
@@ -206,7 +207,8 @@ class Settler:
         due = due_time(delay, None)
         with self._state.lock, self._state as state:
             self.outstanding.seq_ids_of([delivery])
-            seq, count = delivery.seq_id, delivery.delivery_count - (not counts)
+            seq = delivery.seq_id - state.base
+            count = delivery.delivery_count - (not counts)
             is_last = counts and 0 < state.delivery_limit <= count
             if due and not is_last:
                 # Before anything has changed: a full disk may have no room for it.
@@ -322,18 +324,18 @@ class Settler:
             if counts is None:
                 return
             for delivery in deliveries:
-                before = delivery.delivery_count - 1
-                state.returns[delivery.seq_id] = before
-                counts.forgiven.add(delivery.seq_id)
-                state.nacked_at.setdefault(delivery.seq_id, 0)
-                counts.forgive(delivery.seq_id, before, state.returns)
+                seq, before = delivery.seq_id - state.base, delivery.delivery_count - 1
+                state.returns[seq] = before
+                counts.forgiven.add(seq)
+                state.nacked_at.setdefault(seq, 0)
+                counts.forgive(seq, before, state.returns)
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
         """Take back those of these that are not settled, each to its place; they do not count."""
-        with self._state.lock, self._state:
+        with self._state.lock, self._state as state:
             for delivery in deliveries:
                 if not delivery.settled:
-                    seq, before = delivery.seq_id, delivery.delivery_count - 1
+                    seq, before = delivery.seq_id - state.base, delivery.delivery_count - 1
                     self.come_back(seq, delivery.body, delivery._extra, before, counts=False)
                     delivery._queue = None
 
@@ -353,7 +355,8 @@ class Settler:
         ends = monotonic() + check_lease(seconds)
         with self._state.lock, self._state as state:
             self.outstanding.seq_ids_of([delivery])
-            there = state.leases.end_of(delivery.seq_id)
+            seq = delivery.seq_id - state.base
+            there = state.leases.end_of(seq)
             if there is None:
                 raise UsageError(f"delivery of seq_id {delivery.seq_id} has no lease")
             if ends < there:
@@ -361,7 +364,7 @@ class Settler:
                     f"the lease of seq_id {delivery.seq_id} has {there - monotonic():.3f} seconds "
                     f"left; {seconds!r} would shorten it"
                 )
-            state.leases.extend(delivery.seq_id, ends)
+            state.leases.extend(seq, ends)
             state.alarm.set(self, ends)
 
     def on_alarm(self) -> None:

@@ -13,11 +13,12 @@ cdef class QueueState:
     cdef public QueueIndex index
     cdef public Py_ssize_t check_mask, delivery_limit, first_seq, most_embedded, most_plain
     cdef public uint64_t id_high
+    cdef public Py_ssize_t base
     cdef public bint draining, sync_each, to_move, watched
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public Bell arrived, settled
-    cdef public object alarm, calls, counts, flushed, flushing, keys, leases, limits
+    cdef public object alarm, calls, counts, flushed, flushing, keys, leases, levels, limits
     cdef public DueTimes later
     cdef public object message_ttl, messages, name, options, room, settings, tally
 

@@ -15,6 +15,7 @@ from journal.locks.patience import PatientLock
 from qindex.format.delays import FILE_NAME as DUE_FILE
 from qindex.format.entries import Entry
 from qindex.format.message_record import plain_body_size
+from qindex.format.priorities import SHIFT
 from qindex.format.settings import QueueSettings
 from qindex.format.unique import FILE_NAME as KEYS_FILE
 from qindex.index.messages import Messages
@@ -48,6 +49,7 @@ class QueueState:
         "__weakref__",
         "alarm",
         "arrived",
+        "base",
         "calls",
         "check_mask",
         "counts",
@@ -62,6 +64,7 @@ class QueueState:
         "lapsed_at",
         "later",
         "leases",
+        "levels",
         "limits",
         "lock",
         "message_ttl",
@@ -92,7 +95,11 @@ class QueueState:
         alarm: Alarm,
         calls: Calls,
         messages: Messages | None = None,
+        beside: QueueState | None = None,
+        priority: int | None = None,
     ) -> None:
+        """``priority``: of this level of a priority queue; ``beside``: its level of priority 0,
+        whose lock, bells and limits this one shares."""
         self.name: str = name
         # The engine is closing, and messages that are out may still be settled.
         self.draining: bool = False
@@ -101,12 +108,25 @@ class QueueState:
         self.messages: Messages | None = messages
         self.alarm: Alarm = alarm
         self.calls: Calls = calls
-        self.lock: PatientLock = PatientLock(f"queue {name!r}")
-        self.lock.before_waiting = index.poison.order.checked(Rank.QUEUE)
-        self.arrived: Bell = Bell(self.lock)
+        # What stands before the seq_ids of the index in those that users get.
+        self.base: int = (priority or 0) << SHIFT
+        # The levels of a priority queue, of which this is one; None in any other queue.
+        self.levels: list[QueueState] | None = None
+        if beside is None:
+            self.lock: PatientLock = PatientLock(f"queue {name!r}")
+            self.lock.before_waiting = index.poison.order.checked(Rank.QUEUE)
+            self.arrived: Bell = Bell(self.lock)
+            self.settled: Bell = Bell(self.lock)
+            self.room: Bell = Bell(self.lock)
+            if priority is not None:
+                self.levels = [self]
+        else:
+            self.lock = beside.lock
+            self.arrived = beside.arrived
+            self.settled = beside.settled
+            self.room = beside.room
+            self.levels = beside.levels
         self.flushed: Bell = Bell(self.lock)
-        self.settled: Bell = Bell(self.lock)
-        self.room: Bell = Bell(self.lock)
         # The calls for single messages tick where seq_id & check_mask is 0.
         self.check_mask: int = 0
         # Dead letters wait in memory to be moved.
@@ -139,7 +159,7 @@ class QueueState:
             if messages is not None:
                 most = plain_body_size(options.embed_below - 1)
                 self.most_embedded = min(self.most_embedded, most)
-        self.limits: Limits | None = None
+        self.limits: Limits | None = None if beside is None else beside.limits
         # How often messages that came back were delivered before.
         self.returns: dict[int, int] = {}
         self.counts: DeliveryCounts | None = None
@@ -154,6 +174,10 @@ class QueueState:
         """
         with self.lock, self:
             self._work_by(settings)
+            for one in self.levels or ():
+                if one is not self:
+                    one.limits = self.limits
+                    one._work_by(settings)
             self.room.notify_all()
 
     def _work_by(self, settings: QueueSettings) -> None:
@@ -281,7 +305,10 @@ class QueueState:
         """Count anew what is ready, for the limits. Lock held."""
         limits = self.limits
         if limits is not None:
-            limits.bytes = 0 if limits.max_bytes is None else self.index.ready_bytes()
+            counted = (self,) if self.levels is None else self.levels
+            limits.bytes = 0
+            if limits.max_bytes is not None:
+                limits.bytes = sum(one.index.ready_bytes() for one in counted)
 
     def notify_all(self) -> None:
         """Wake all who wait for anything. Lock held."""
@@ -304,6 +331,12 @@ class QueueState:
     def inside(self) -> int:
         """Count the messages that are not with a consumer. O(1)."""
         return max(self.index.live - self.index.out, 0)
+
+    def inside_all(self) -> int:
+        """Count the messages of all priorities that are not with a consumer, as limits do."""
+        if self.levels is None:
+            return self.inside()
+        return sum(one.inside() for one in self.levels)
 
     def check_size(self, size: int) -> None:
         """Raise :class:`UsageError` for a body of more bytes than may be."""
@@ -333,17 +366,23 @@ class QueueState:
         Raises :class:`StorageError`; nothing has changed then.
         """
         if self.keys is None:
-            keys = UniqueKeys(self.index, self.messages)
+            keys = UniqueKeys(self.index, self.messages, self.base)
             keys.begin(durably=self.sync_each)
             self.keys = keys
         return self.keys
+
+    def check_unique(self, key: str) -> None:
+        """Raise :class:`DuplicateError` if a message of any priority holds this key. Lock held."""
+        for one in (self,) if self.levels is None else self.levels:
+            if one.keys is not None:
+                one.keys.check(key)
 
     def load_notes(self, files: Container[str]) -> None:
         """Take over the delayed messages and the unique keys of earlier runs, if these ``files``
         tell of any. Raises :class:`StorageError`."""
         if KEYS_FILE in files:
             # First, because it reads the messages that are ready, and not the delayed ones.
-            keys = UniqueKeys(self.index, self.messages)
+            keys = UniqueKeys(self.index, self.messages, self.base)
             keys.load()
             self.keys = keys
         if DUE_FILE in files:

@@ -44,7 +44,8 @@ class QueueStats:
     publishes that raised :class:`~journal.errors.QueueFullError`), ``given_up`` (messages that left
     without a consumer's ack) and ``dead_letters`` (those of them that moved to the dead-letter
     queue), both by reason, and how long flushes and syncs of the journal took. ``settings``: of the
-    queue.
+    queue. ``ready_by_priority``: of a priority queue the messages that are ready, of each priority
+    from 0 on; empty for any other. ``next_seq_id`` is that of priority 0 then.
     """
 
     name: str
@@ -72,6 +73,7 @@ class QueueStats:
     given_up: ByReason = ByReason()
     dead_letters: ByReason = ByReason()
     settings: QueueSettings = NO_SETTINGS
+    ready_by_priority: tuple[int, ...] = ()
 
     @property
     def messages(self) -> int:

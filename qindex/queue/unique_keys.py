@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import numpy as np
@@ -101,7 +101,9 @@ class KeyTable:
 class UniqueKeys:
     """The unique keys of one queue, whose lock is held for every call."""
 
-    def __init__(self, index: QueueIndex, messages: Messages | None) -> None:
+    def __init__(self, index: QueueIndex, messages: Messages | None, base: int = 0) -> None:
+        """``base``: what stands before the seq_ids of the index in those that users get."""
+        self._base = base
         self._index = index
         self._messages = messages
         self._table = KeyTable()
@@ -123,10 +125,10 @@ class UniqueKeys:
         if seq is None or seq >= self._index.next_seq:
             return
         if self._windows and self._windows.get(seq, 0) > run_clock.time_ns() // 1000:
-            raise DuplicateError(seq, f"the window of unique key {key!r} is open")
+            raise DuplicateError(self._base + seq, f"the window of unique key {key!r} is open")
         state = self._state_of(seq)
         if state not in _FREE and self._holds(seq, key, state):
-            raise DuplicateError(seq, f"a message holds unique key {key!r}")
+            raise DuplicateError(self._base + seq, f"a message holds unique key {key!r}")
 
     def _state_of(self, seq: int) -> int:
         if seq // self._index.entry_count not in self._index.segments:
@@ -235,8 +237,16 @@ class Taking:
     ``headers``: those that the message gets.
     """
 
-    def __init__(self, keys: UniqueKeys, unique: str, window: float | None, until: str) -> None:
-        """Raises :class:`UsageError` for values that can't be right."""
+    def __init__(
+        self,
+        keys: UniqueKeys,
+        check: Callable[[str], None],
+        unique: str,
+        window: float | None,
+        until: str,
+    ) -> None:
+        """``check``: raises :class:`DuplicateError` for a key that is taken in any priority of the
+        queue. Raises :class:`UsageError` for values that can't be right."""
         if not isinstance(unique, str) or not unique:
             raise UsageError(f"unique must be a str that is not empty, not {unique!r}")
         if window is not None and not _is_window(window):
@@ -244,6 +254,7 @@ class Taking:
         if until not in get_args(Until):
             raise UsageError(f'until must be "acked" or "delivered", not {until!r}')
         self._keys = keys
+        self._check = check
         self._key = unique
         self._seq = 0
         self._window = 0
@@ -256,7 +267,7 @@ class Taking:
 
     def check(self) -> None:
         """Raise :class:`DuplicateError` if the key is taken."""
-        self._keys.check(self._key)
+        self._check(self._key)
 
     def before(self, first: int, _items: Sequence[Prepared]) -> None:
         """The message is about to be appended: nobody else can take the key meanwhile."""

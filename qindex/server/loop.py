@@ -633,7 +633,7 @@ class Loop:
                 try:
                     if served.flusher.mover.is_behind():
                         served.flusher.mover.settle()
-                    served.state.sync_all()
+                    served.queue._parts.sync_all()
                 except BaseException as caught:
                     error = caught
                 self.finished.append(partial(self._answer, replies, error))

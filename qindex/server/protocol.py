@@ -86,7 +86,7 @@ DONE, ERROR, PUSH = 0, 1, 2
     MOVE,
 ) = range(41)
 
-BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at"})
+BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """What PUBLISH_MANY passes on to the engine as it is, but for ``at``, a time in ISO 8601."""
 PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
 """The same for a publish."""

@@ -95,7 +95,7 @@ def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
     if first is None:
         return []
     taken = [first]
-    if most > 1 and served.state.ready():
+    if most > 1 and served.queue._parts.ready():
         rest = min(most - 1, wire.PART // (len(first.body) + 64))
         if rest:
             with suppress(StoreError):  # damage: it is raised again where it is met first

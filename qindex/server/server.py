@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from time import monotonic, time_ns
 from typing import Any
 
@@ -192,8 +193,12 @@ class Server(Loop):
         _check_options(options, wire.PUBLISH_OPTIONS)
         _read_time(options)
 
+        append: Callable[..., int] = served.producer.publish
+        if "priority" in options:
+            append = partial(served.producer.publish_at, options.pop("priority"))
+
         def publish() -> int:
-            return served.producer.publish(body, waits=False, **options)
+            return append(body, waits=False, **options)
 
         def finish(seq: int) -> Reply:
             reply = self.frame(number, wire.DONE, seq)
@@ -399,7 +404,7 @@ class Server(Loop):
             raise UsageError(f"max_messages must be at least 1, not {most!r}")
         session = conn.session
         assert session is not None
-        index = served.state.index
+        state = served.state
 
         def attempt() -> Reply:
             # Messages of a size that is not known yet: of large ones fewer in a frame.
@@ -408,7 +413,8 @@ class Server(Loop):
                 return None
             size = sum(map(len, batch.bodies))
             rest = min(most - len(batch), 64 * wire.PART // (size + 64 * len(batch)))
-            if len(batch) == 64 and rest > 0 and size < wire.PART:
+            is_plain = served.state.levels is None  # a batch is of one priority
+            if is_plain and len(batch) == 64 and rest > 0 and size < wire.PART:
                 with suppress(StoreError):
                     more = served.deliverer.get_many(rest, 0, lease=lease, waits=False)
                     _join(batch, more)
@@ -421,7 +427,7 @@ class Server(Loop):
                         number,
                         wire.DONE,
                         tag,
-                        len(batch) < most and index.live > index.out,
+                        len(batch) < most and state.inside_all() > 0,
                         batch.seq_ids,
                         batch.bodies,
                         states,
@@ -429,7 +435,7 @@ class Server(Loop):
                         {},
                     )
                 else:
-                    more_waits = len(batch) < most and index.live > index.out
+                    more_waits = len(batch) < most and state.inside_all() > 0
                     data = self.frame(number, wire.DONE, tag, more_waits, *columns(batch))
             except UsageError:
                 session.take_back((tag,))
@@ -446,7 +452,6 @@ class Server(Loop):
         if timeout is not None and not timeout > 0:
             return expire()
         deadline = deadline_after(timeout)
-        state = served.state
         return self.wait_for(conn, number, state, state.arrived, attempt, deadline, expire)
 
     def _consume(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -698,7 +703,7 @@ class Server(Loop):
 
     def _ready(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         queue = self._queue(request[2]).queue
-        return self.frame(number, wire.DONE, len(queue), queue._parts.state.index.out)
+        return self.frame(number, wire.DONE, len(queue), queue._parts.out())
 
     def _settings(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         queue = self._queue(request[2]).queue

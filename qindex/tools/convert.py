@@ -367,7 +367,7 @@ def _handed_over(
             stack.callback(held.release)
         staging = stack.enter_context(Staging(fs, out, source))
         fs = staging.fs
-        report = SaveReport(source, staging.target)
+        report = SaveReport(source, staging.target, for_node=True)
         reader = StoreReader(source, fs, marker=marker)
         vhost = marker.vhost.encode("utf-8", "surrogateescape")
         copy = StoreCopy(
@@ -383,10 +383,15 @@ def _handed_over(
         check_source(copy, marker)
         copy.begin_vhost(vhost)
         copy.copy_messages()
+        queues: dict[str, SavedQueue] = {}
         for checked in copy.checked:
-            saved = SavedQueue(checked.queue.name, marker.vhost)
+            name = checked.queue.name
+            saved = queues.setdefault(name, SavedQueue(name, marker.vhost))
             copy.copy_queue_for_node(checked, saved)
             report.findings += _delayed(reader, checked.queue)
-            report.queues.append(saved)
+            if checked.queue.priority is not None:
+                stored = reader.queue(name).settings_if_sound().max_priority
+                saved.max_priority = max(saved.max_priority or 1, stored or 1)
+        report.queues += queues.values()
         staging.commit()
     return report

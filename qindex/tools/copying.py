@@ -41,6 +41,7 @@ from qindex.format import layout
 from qindex.format.entries import decode_any
 from qindex.format.rabbitmq.bridge import basic_message, encode_rabbitmq
 from qindex.format.rabbitmq.names import (
+    MAX_PRIORITY,
     QueueNameError,
     directory_name,
     format_queue_name,
@@ -69,7 +70,7 @@ from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, is_in, pack_ids
 from qindex.tools.verify import Figures, StoreVerification
-from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
+from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory, raw_name
 from qindex.view.reader import StoreReader
 
 _log = logging.getLogger("qindex.tools")
@@ -255,14 +256,13 @@ class StoreCopy:
             self._write_pieces(target, pieces)
 
     def copy_queue(
-        self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue, at: int
-    ) -> int:
-        """Copy the entries of a queue into queue directory ``directory`` of the new store,
-        under their own seq_ids, or numbered from ``at`` on where that is not negative; gives the
-        next number."""
+        self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue
+    ) -> None:
+        """Copy the entries of a queue into queue directory ``directory`` of the new store, under
+        their own seq_ids."""
         writer = self._writer(directory, name)
         if not checked.readable:
-            return at
+            return
         view = self.reader.pin(checked.queue, Depth.DECODE)
         for batch in view.all_alive():
             self._advance(len(batch.seqs))
@@ -270,21 +270,16 @@ class StoreCopy:
             kept = self._not_moved(kept, checked.queue.directory, saved)
             if not len(kept.seqs):
                 continue
-            seqs = kept.seqs
-            if at >= 0:
-                seqs = np.arange(at, at + len(seqs))
-                at += len(seqs)
             sizes = self._true_sizes(kept)
             if not (kept.version2 and directory in self._kept_pairs):
                 basic = kept if self.basic_for is None else _basic(kept, self.basic_for)
-                writer.add(basic, seqs, sizes)
-            saved.messages += len(seqs)
+                writer.add(basic, kept.seqs, sizes)
+            saved.messages += len(kept.seqs)
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
         saved.unnamed += view.image.unnamed
         saved.lost += self._lost_in_pairs(checked)
-        return at
 
     def _lost_in_pairs(self, checked: CheckedQueue) -> int:
         """Count the entries of version 2 whose message should be in ``K.qs``, and is not sound
@@ -362,13 +357,16 @@ class StoreCopy:
         its name file. Raises :class:`UsageError` for what a node can't have."""
         directory = checked.queue.directory
         saved.name, raw = self.name_of(checked.queue, saved.vhost)
+        if checked.queue.priority is not None:
+            saved.max_priority = max(saved.max_priority or 1, checked.queue.priority)
         if raw is not None:
             raw = format_queue_name(*parse_queue_name(raw, directory), version=self.version)
         try:
-            self.copy_queue(checked, directory, raw, saved, -1)
+            self.copy_queue(checked, directory, raw, saved)
         except UsageError as error:
             raise UsageError(f"queue {saved.name!r}: {error}") from error
-        saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
+        if not checked.queue.priority:
+            saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
 
     def _advance(self, count: int) -> None:
         """Tell how far it has come: messages of the store are copied first, and counted with the
@@ -460,10 +458,12 @@ class StoreCopy:
                 if candidate is not raw:
                     self.report.restored.add(path)
                 return found.queue.decode("utf-8", "surrogateescape"), candidate
-        for name in self.names:
-            if directory_name(vhost, name) == directory:
-                self.report.restored.add(path)
-                return name, format_queue_name(vhost, name)
+        with_priorities = [one.queue.name for one in self.checked if one.queue.priority is not None]
+        for name in dict.fromkeys((*self.names, *with_priorities)):
+            for priority in (None, *range(MAX_PRIORITY + 1)):
+                if directory_name(vhost, raw_name(name), priority) == directory:
+                    self.report.restored.add(path)
+                    return name, format_queue_name(vhost, name, priority)
         return queue.name, None
 
     # -- what is set aside ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from journal.fs.files import FileSystem, is_there, read_optional
 from journal.memory.arrays import I64
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
-from qindex.format.rabbitmq.names import directory_name
+from qindex.format.priorities import LOW, SHIFT
+from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name
 from qindex.format.settings import checked_name
 from qindex.format.transactions import Noted, Published, read_transactions
 from qindex.tools.saved import loses
@@ -63,8 +65,11 @@ def moved_away(
     for intent, is_done in moves:
         if not (_can_be_one(intent.source) and _can_be_one(intent.target)):
             continue
-        source = directory_name(vhost, intent.source)
-        target = directory_name(vhost, intent.target)
+        first = intent.seqs[0] if intent.seqs else 0
+        source = _directory_of(fs, directory, vhost, intent.source, first)
+        target = _directory_of(fs, directory, vhost, intent.target, intent.first)
+        seqs = [seq & LOW for seq in intent.seqs]
+        intent = replace(intent, first=intent.first & LOW, seqs=seqs)
         if is_done and boot and intent.boot == boot and target not in hurt:
             known = is_there(fs, os.path.join(directory, layout.QUEUES, target))
             arrived = set(intent.seqs) if known else set()
@@ -105,28 +110,39 @@ def undone(
     kept: dict[str, set[tuple[int, bytes]]] = {}
     gone: dict[str, set[int]] = {}
 
+    def place_of(queue: str, seq_id: int) -> str:
+        return _directory_of(fs, directory, vhost, queue, seq_id)
+
     def there(one: Published) -> set[int]:
-        queue = directory_name(vhost, one.queue)
+        queue = place_of(one.queue, one.first)
         if queue not in kept:
             kept[queue] = set(kept_entries(queue))
-        wanted = enumerate(one.ids, one.first)
+        wanted = enumerate(one.ids, one.first & LOW)
         return {seq for seq, msg_id in wanted if (seq, msg_id) in kept[queue]}
 
     for each in noted:
         published = [one for one in each.published if _can_be_one(one.queue)]
         if each.boot is None:
             for one in published:
-                gone.setdefault(directory_name(vhost, one.queue), set()).update(there(one))
+                gone.setdefault(place_of(one.queue, one.first), set()).update(there(one))
             continue
-        same_run = bool(boot) and each.boot == boot
-        certain = same_run and hurt.isdisjoint(
-            directory_name(vhost, one.queue) for one in published
-        )
+        targets = {place_of(one.queue, one.first) for one in published}
+        certain = bool(boot) and each.boot == boot and hurt.isdisjoint(targets)
         if certain or all(len(there(one)) == len(one.ids) for one in published):
             for queue, seqs in each.acks:
-                if _can_be_one(queue):
-                    gone.setdefault(directory_name(vhost, queue), set()).update(seqs)
+                for seq in seqs if _can_be_one(queue) else ():
+                    gone.setdefault(place_of(queue, seq), set()).add(seq & LOW)
     return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
+
+
+def _directory_of(fs: FileSystem, directory: str, vhost: str, name: str, seq_id: int) -> str:
+    """Return the name of the directory that holds a message of a queue."""
+    priority = seq_id >> SHIFT
+    if priority <= MAX_PRIORITY:
+        found = directory_name(vhost, name, priority)
+        if priority or is_there(fs, os.path.join(directory, layout.QUEUES, found)):
+            return found
+    return directory_name(vhost, name)
 
 
 def _can_be_one(name: str) -> bool:

@@ -23,14 +23,15 @@ from qindex.engine.engine import Engine
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.notes import pack_noted, pack_notes, read_notes
-from qindex.format.rabbitmq.names import directory_name, format_queue_name
+from qindex.format.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.settings import unpack_settings
+from qindex.format.settings import pack_settings, unpack_settings
 from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.seq_ids import RESERVE, SeqFile
 from qindex.options import Options
 from qindex.queue.delivery_counts import FILE_NAME as COUNTS
 from qindex.queue.delivery_counts import pack_counts, unpack_counts
+from qindex.recovery.settings_file import read_settings
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.moved_away import (
@@ -111,6 +112,7 @@ def _copy(
     check_source(copy, marker)
     begin_store(fs, target, layout.StoreMarker(marker.entry_count, marker.vhost))
     copy.copy_messages()
+    with_priorities: dict[str, SavedQueue] = {}
     for checked in copy.checked:
         queue = checked.queue
         name, raw = copy.name_of(queue, marker.vhost)
@@ -120,15 +122,26 @@ def _copy(
             raw = format_queue_name(marker.vhost, name)
             directory = directory_name(marker.vhost, name)
         saved = SavedQueue(name, marker.vhost)
-        copy.copy_queue(checked, directory, raw, saved, -1)
+        priority = parse_queue_name(raw, directory).priority
+        if priority is not None:
+            saved = with_priorities.setdefault(name, saved)
+            saved.max_priority = max(saved.max_priority or 1, priority)
+        copy.copy_queue(checked, directory, raw, saved)
         path = os.path.join(target, layout.QUEUES, directory)
         _copy_settings(fs, reader.path_of(queue), path)
         _copy_counts(fs, reader.path_of(queue), path)
         for name in (DUE_TIMES, UNIQUE_KEYS):
             _copy_notes(fs, os.path.join(reader.path_of(queue), name), os.path.join(path, name))
-        saved.next_seq_id = _next_seq(fs, reader, checked, report)
-        reserve_seq_ids(fs, path, saved.next_seq_id)
+        following = _next_seq(fs, reader, checked, report)
+        reserve_seq_ids(fs, path, following)
+        if not priority:
+            saved.next_seq_id = following
+        if priority is None:
+            report.queues.append(saved)
+    for saved in with_priorities.values():
+        begin_priorities(fs, target, saved)
         report.queues.append(saved)
+    report.queues.sort(key=lambda one: one.name)
     copy.set_aside()
     settle(fs, target)
 
@@ -193,6 +206,24 @@ def _next_seq(
         if not seq_file.reserved:
             following += RESERVE
     return following
+
+
+def begin_priorities(fs: FileSystem, target: str, saved: SavedQueue) -> None:
+    """See that a priority queue has a directory of priority 0, with its settings in it. Raises
+    :class:`OSError`, :class:`StorageError`."""
+    directory = directory_name(saved.vhost, saved.name, 0)
+    path = os.path.join(target, layout.QUEUES, directory)
+    if directory not in fs.listdir(os.path.join(target, layout.QUEUES)):
+        make_dirs(fs, path)
+        raw = format_queue_name(saved.vhost, saved.name, 0)
+        replace_file(fs, os.path.join(path, layout.QUEUE_NAME), raw)
+        saved.next_seq_id = RESERVE  # nothing tells which ones were given out
+        reserve_seq_ids(fs, path, saved.next_seq_id)
+    settings = read_settings(fs, path)
+    if settings.max_priority is None:
+        settings = settings.changed(max_priority=saved.max_priority)
+        replace_file(fs, os.path.join(path, layout.SETTINGS), pack_settings(settings))
+    saved.max_priority = settings.max_priority
 
 
 def reserve_seq_ids(fs: FileSystem, directory: str, following: int) -> None:

@@ -28,7 +28,13 @@ from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.not_read import node_directories, queues_not_read
 from qindex.tools.queue_check import CheckedQueue
-from qindex.tools.repair import NAMELESS, begin_store, reserve_seq_ids, settle
+from qindex.tools.repair import (
+    NAMELESS,
+    begin_priorities,
+    begin_store,
+    reserve_seq_ids,
+    settle,
+)
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
 from qindex.view.rabbitmq_vhost import (
@@ -88,7 +94,7 @@ def salvage(
     try:
         with Staging(fs, out, source) as staging:
             fs = staging.fs
-            report = SaveReport(source, staging.target, of_node=True)
+            report = SaveReport(source, staging.target, of_node=True, for_node=format != "qindex")
             for vhost in vhosts:
                 target = staging.path
                 if len(vhosts) > 1:
@@ -199,22 +205,23 @@ class _Salvage:
         return next(one for one in self._copy.checked if one.queue == queue)
 
     def _ours(self, name: str, group: list[QueueDirectory]) -> SavedQueue:
-        """Copy a queue; the sub-queues of a priority queue one behind the other."""
+        """Copy a queue; a priority queue with the directories that it has."""
         found, raw = self._copy.name_of(group[0], self._text)
         name = found if raw is not None or group[0].priority is not None else NAMELESS + name
-        directory = directory_name(self._text, name)
         saved = SavedQueue(name, self._text)
-        at = -1 if len(group) == 1 else 0
-        raw = format_queue_name(self._text, name)
         for queue in group:
-            at = self._copy.copy_queue(self._checked(queue), directory, raw, saved, at)
-        saved.next_seq_id = max(at, 0)
-        if at < 0:
-            rules = self._reader.rules(group[0])
-            seen = self._checked(group[0]).next_seen
-            saved.next_seq_id = max(seen, self._reader.next_seq(group[0], rules, seen))
-        path = os.path.join(self._target, layout.QUEUES, directory)
-        reserve_seq_ids(self._fs, path, saved.next_seq_id)
+            directory = directory_name(self._text, name, queue.priority)
+            raw = format_queue_name(self._text, name, queue.priority)
+            self._copy.copy_queue(self._checked(queue), directory, raw, saved)
+            rules = self._reader.rules(queue)
+            seen = self._checked(queue).next_seen
+            saved.next_seq_id = max(seen, self._reader.next_seq(queue, rules, seen))
+            path = os.path.join(self._target, layout.QUEUES, directory)
+            reserve_seq_ids(self._fs, path, saved.next_seq_id)
+        highest = max((queue.priority for queue in group if queue.priority is not None), default=-1)
+        if highest >= 0:
+            saved.max_priority = max(highest, 1)
+            begin_priorities(self._fs, self._target, saved)
         return saved
 
     def _unnamed(self) -> SavedQueue:

@@ -39,7 +39,7 @@ class SavedQueue:
     ``expiring`` have an expiry. ``lost``: entries whose message is nowhere. ``transient``:
     messages that do not outlive a restart, dropped. ``moved``: entries left out, whose message is
     in the dead-letter queue. ``unnamed``: of the messages, those that no entry names, as their
-    index is lost; some of them may have been acknowledged.
+    index is lost; some of them may have been acknowledged. ``max_priority``: of a priority queue.
     """
 
     name: str
@@ -53,6 +53,18 @@ class SavedQueue:
     moved: int = 0
     next_seq_id: int = 0
     unnamed: int = 0
+    max_priority: int | None = None
+
+    def declaration(self) -> dict[str, Any]:
+        """Return how a node's definitions name the queue."""
+        arguments = {} if self.max_priority is None else {"x-max-priority": self.max_priority}
+        return {
+            "name": self.name,
+            "vhost": self.vhost,
+            "durable": True,
+            "auto_delete": False,
+            "arguments": arguments,
+        }
 
 
 @dataclass(slots=True)
@@ -63,7 +75,7 @@ class SaveReport:
     could not be saved. ``quarantined``: files in the new store with the damaged bytes.
     ``restored``: damaged files whose content could be told all the same.
     ``stored_messages``, ``stored_bytes``: copied from message store to message store. ``of_node``:
-    the source is a RabbitMQ node's.
+    the source is a RabbitMQ node's. ``for_node``: the copy is for one.
     """
 
     source: str
@@ -75,6 +87,7 @@ class SaveReport:
     stored_bytes: int = 0
     restored: set[str] = field(default_factory=set)
     of_node: bool = False
+    for_node: bool = False
 
     @property
     def lost(self) -> list[Finding]:
@@ -104,6 +117,12 @@ class SaveReport:
         return not self.lost and not any(queue.lost for queue in self.queues)
 
     @property
+    def declarations(self) -> list[dict[str, Any]]:
+        """The queues that a node must have declared before it starts from the copy: it deletes the
+        directories of all others. As its definitions have them."""
+        return [queue.declaration() for queue in self.queues] if self.for_node else []
+
+    @property
     def messages(self) -> int:
         """Messages saved, in all queues."""
         return sum(queue.messages for queue in self.queues)
@@ -120,6 +139,7 @@ class SaveReport:
             "stored_bytes": self.stored_bytes,
             "findings": [one.to_dict() | {"lost": self.loses(one)} for one in self.findings],
             "quarantined": self.quarantined,
+            "declarations": self.declarations,
         }
 
 

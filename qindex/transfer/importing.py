@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,14 @@ from journal.fs.files import (
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
 from qindex.engine.engine import Engine
 from qindex.format.layout import MAX_NAME_BYTES
+from qindex.format.priorities import LOW, SHIFT, priority_of
 from qindex.format.settings import NO_SETTINGS, checked_name
+from qindex.queue.parts import QueueParts
 from qindex.queue.queue import Queue
 from qindex.transfer.exporting import Progress
 from qindex.transfer.files import FileFormat, Queues, format_of
 from qindex.transfer.moved import Moved
-from qindex.transfer.restore import mark_delivered, restore
+from qindex.transfer.restore import mark_delivered, restore_level
 
 IMPORT_FILE = "qindex.import"
 """Name, in the store's directory, of the note about an import that is not finished."""
@@ -144,7 +146,7 @@ _NOTE = Record(
         ),
         "total": _COUNT,
         "done": _COUNT,
-        "batch": Row((Text(MAX_NAME_BYTES, least=1), _COUNT, Int(1, MAX_SEQ_ID))),
+        "batch": Row((Text(MAX_NAME_BYTES, least=1), Int(0, (1 << 63) - 1), Int(1, MAX_SEQ_ID))),
     },
     {"at": Row((_COUNT, Int(1, MAX_SEQ_ID), _COUNT, _COUNT))},
 )
@@ -218,6 +220,8 @@ class _Import:
 
     def run(self, progress: Progress | None) -> ImportReport:
         report = ImportReport(self._total)
+        if self._queue is None:
+            self._make_priority_queues()
         note, done = self._note, self._note.done
         moved = self._rest(done)
         windows = self._windows(moved)
@@ -248,30 +252,45 @@ class _Import:
         note.remove()
         return report
 
+    def _make_priority_queues(self) -> None:
+        """Make the priority queues first, where there are no queues of their names."""
+        known = self._engine.queue_names()
+        for source in self._sources:
+            for name, settings in source.queues().items():
+                if settings.max_priority is not None and name not in known:
+                    self._engine.queue(name, max_priority=settings.max_priority)
+
     def _make_queues(self, report: ImportReport) -> None:
         for source in self._sources:
             for name, settings in source.queues().items():
                 report.queues.setdefault(name, 0)
-                if self._engine.queue(name).settings == NO_SETTINGS:
-                    self._engine.queue(name, **asdict(settings))
+                given = asdict(settings)
+                max_priority = given.pop("max_priority")
+                there = self._engine.queue(name).settings
+                if replace(there, max_priority=None) == NO_SETTINGS:
+                    if len(self._engine.queue(name)) == 0:
+                        given["max_priority"] = max_priority
+                    self._engine.queue(name, **given)
 
     def _publish(self, name: str, batch: list[Moved], done: int, at: _At) -> None:
         """Publish the rest of a batch; ``done``: messages before those that are sorted with it."""
-        queue = self._engine.queue(name)
         rest = batch[at[-1] :]
-        first = queue.reserve(len(rest))
+        level = self._engine.queue(name)._parts.level_for(rest[0].message)
+        first = level.state.base + level.producer.reserve(len(rest))
         self._note.write(self._total, done, at, name, first, len(rest))
-        restore(queue, rest)
+        restore_level(level, rest)
 
     def _finish_batch(self, name: str, batch: list[Moved]) -> int:
         """See how much of the batch that was under way is there."""
         queue = self._engine.queue(name)
-        there = self._published(queue)
-        mark_delivered(queue, self._note.first, batch[:there])
+        level = queue._parts.level_at(self._note.first)
+        there = 0 if level is None else self._published(queue, level)
+        if level is not None:
+            mark_delivered(level, self._note.first & LOW, batch[:there])
         return there
 
-    def _published(self, queue: Queue) -> int:
-        count = queue.stats().next_seq_id - self._note.first
+    def _published(self, queue: Queue, level: QueueParts) -> int:
+        count = level.state.base + level.state.index.next_seq - self._note.first
         if 0 <= count <= self._note.count:
             return count
         # After a loss of power seq_ids are skipped: then what is there has to tell.
@@ -279,7 +298,9 @@ class _Import:
         for delivery in queue.peek(len(queue)):
             if self._note.first <= delivery.seq_id < self._note.first + self._note.count:
                 last = max(last, delivery.seq_id)
-            elif delivery.seq_id >= self._note.first:
+            elif delivery.seq_id >= self._note.first and (
+                delivery.priority == self._note.first >> SHIFT
+            ):
                 raise UsageError(
                     f"queue {queue.name!r} was published to since the import was interrupted: "
                     f"it can't be told where to go on"
@@ -311,11 +332,13 @@ class _Import:
 
     def _batches(self, window: list[Moved], size: int) -> Iterator[tuple[str, list[Moved]]]:
         """Give the messages of each queue, in order, a batch at a time."""
-        by_queue: dict[str, list[Moved]] = {}
+        by_queue: dict[tuple[str, int], list[Moved]] = {}
         for one in window:
             its = self._queue or one.queue
             assert its
-            by_queue.setdefault(its, []).append(one)
-        for name, its_own in by_queue.items():
+            highest = self._engine.queue(its).settings.max_priority or 0
+            place = its, priority_of(one.message.properties, highest)
+            by_queue.setdefault(place, []).append(one)
+        for (name, _), its_own in by_queue.items():
             for at in range(0, len(its_own), size):
                 yield name, its_own[at : at + size]

@@ -15,27 +15,33 @@ import numpy as np
 
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.queue.delivery import Delivery
+from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
 from qindex.queue.queue import Queue
 from qindex.transfer.moved import Moved
 
 
-def restore(queue: Queue, moved: Sequence[Moved]) -> range:
-    """Append messages, in order; gives the range of their seq_ids.
+def restore(queue: Queue, moved: Sequence[Moved]) -> None:
+    """Append messages, in order; those of a priority queue to the levels of their priorities.
 
     Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. One that
     a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as persistent:
     with the engine's end they would be gone. Raises as :meth:`qindex.queue.queue.Queue.publish`;
     then a first part of them may be published.
     """
-    first = queue.stats().next_seq_id
-    following = first
+    for level, group in groupby(moved, lambda one: queue._parts.level_for(one.message)):
+        restore_level(level, list(group))
+
+
+def restore_level(level: QueueParts, moved: Sequence[Moved]) -> None:
+    """Append messages, in order, to a queue or to one level of a priority queue."""
+    producer = level.producer
+    first = level.state.index.next_seq
     for expiry, group in groupby(moved, lambda one: one.expiry):
-        items = [_prepared(queue._producer, one) for one in group]
-        following = queue._producer.store_and_append(items, expiry, True, held=[]).stop
-    mark_delivered(queue, first, moved)
-    return range(first, following)
+        items = [_prepared(producer, one) for one in group]
+        producer.store_and_append(items, expiry, True, held=[])
+    mark_delivered(level, first, moved)
 
 
 def _prepared(producer: Producer, moved: Moved) -> Prepared:
@@ -54,11 +60,11 @@ def _prepared(producer: Producer, moved: Moved) -> Prepared:
     return Prepared(msg_id, size, b"", record, sealed=True)
 
 
-def mark_delivered(queue: Queue, first: int, moved: Sequence[Moved]) -> None:
+def mark_delivered(level: QueueParts, first: int, moved: Sequence[Moved]) -> None:
     """Note of those that were delivered before, published from ``first`` on, that they were."""
     seqs = np.array([first + at for at, one in enumerate(moved) if one.redelivered], np.int64)
     if len(seqs):
-        with queue._parts.state.lock, queue._parts.state as state:
+        with level.state.lock, level.state as state:
             state.index.note_delivered(seqs)
 
 

@@ -147,7 +147,7 @@ class Vhost:
     ) -> list[QueueDirectory]:
         """Name what can be named: sub-queues of priority queues of which another has its name."""
         known = {
-            directory_name(self.name, _raw(one.name), priority): (one.name, priority)
+            directory_name(self.name, raw_name(one.name), priority): (one.name, priority)
             for one in found
             if one.priority is not None
             for priority in range(MAX_PRIORITY + 1)
@@ -162,7 +162,7 @@ class Vhost:
         node delivers from them. ``.queue_name`` may be missing from them. Raises
         :class:`OSError`."""
         priorities = [None, *range(MAX_PRIORITY, -1, -1)]
-        hashes = {directory_name(self.name, _raw(name), one): one for one in priorities}
+        hashes = {directory_name(self.name, raw_name(name), one): one for one in priorities}
         root = os.path.join(self.path, layout.QUEUES)
         return [
             QueueDirectory(directory, name, priority)
@@ -274,7 +274,8 @@ def _store_reason(fs: FileSystem, store: str, terms: Iterable[QueueTerms]) -> st
     )
 
 
-def _raw(name: str) -> bytes:
+def raw_name(name: str) -> bytes:
+    """Return the bytes of a queue's name, as a reader shows it."""
     return name.encode("utf-8", "surrogateescape")
 
 

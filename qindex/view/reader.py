@@ -40,7 +40,13 @@ from journal.memory.arrays import Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
-from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
+from qindex.format.priorities import SHIFT
+from qindex.format.rabbitmq.names import (
+    MAX_PRIORITY,
+    QueueNameError,
+    directory_name,
+    parse_queue_name,
+)
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.format.transactions import pending_in
@@ -63,6 +69,7 @@ from qindex.view.rabbitmq_vhost import (
     Vhost,
     delivery_order,
     group_queues,
+    raw_name,
     refuse_node_directory,
 )
 from qindex.view.stored_messages import (
@@ -144,13 +151,17 @@ class QueueReader:
     def entries(self) -> Iterator[Row]:
         """Give the messages in order of delivery.
 
-        All sub-queues are pinned at the first step; memory does not grow with the backlog (one
-        segment and the journal at a time). Messages that are acknowledged, and whose segments are
-        deleted, before this comes to them, are left out. Raises :class:`UsageError` when the
-        queue is not there any more, :class:`BusyError`, :class:`StorageError`.
+        In a store of ours they have the seq_ids that the queue gave them. In a node's directory a
+        sub-queue of a priority queue has its own. All sub-queues are pinned at the first step;
+        memory does not grow with the backlog (one segment and the journal at a time). Messages that
+        are acknowledged, and whose segments are deleted, before this comes to them, are left out.
+        Raises :class:`UsageError` when the queue is not there any more,
+        :class:`BusyError`, :class:`StorageError`.
         """
-        for view in self._pin():
-            yield from view.rows()
+        for view, one in zip(self._pin(), self.directories, strict=True):
+            base = 0 if self._store.vhost is not None else (one.priority or 0) << SHIFT
+            for row in view.rows():
+                yield replace(row, seq_id=base + row.seq_id) if base else row
 
     def __iter__(self) -> Iterator[Row]:
         return self.entries()
@@ -184,7 +195,8 @@ class QueueReader:
             delayed += later.count
             dues += [] if later.next_due is None else [later.next_due]
             seen = (highest + 1) * view.entry_count if rules.recovers else max(seen, view.seen)
-            next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
+            if not one.priority or self._store.vhost is not None:
+                next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
         delivered_before = delivered if known else None
         ready, unacked = ready_and_unacked(total - delayed, delivered_before, self._store.in_use)
         return QueueSummary(
@@ -347,7 +359,11 @@ class StoreReader:
         if self.vhost is not None:
             return self.vhost.hashed(self._fs, name)
         assert self.marker is not None
-        return list(self._own_directories([directory_name(self.marker.vhost, name)]))
+        vhost, raw = self.marker.vhost, raw_name(name)
+        wanted = [directory_name(vhost, raw)]
+        if list(self._own_directories([directory_name(vhost, raw, 0)])):
+            wanted += [directory_name(vhost, raw, one) for one in range(MAX_PRIORITY, -1, -1)]
+        return sorted(self._own_directories(wanted), key=delivery_order)
 
     # -- for the queues' readers ----------------------------------------------------------------
 
@@ -398,6 +414,9 @@ class StoreReader:
         """Read the settings in a queue directory; a RabbitMQ node puts none there."""
         if self.vhost is not None:
             return QueueSettings()
+        if one.priority:
+            assert self.marker is not None
+            one = QueueDirectory(directory_name(self.marker.vhost, raw_name(one.name), 0), one.name)
         path = self.path_of(one)
         with storage_errors(path, "the settings can't be read"):
             return read_settings(self._fs, path)
@@ -425,7 +444,7 @@ class StoreReader:
             # Later than the queue: what was published by then is noted by now.
             data = read_optional(self._fs, os.path.join(self.directory, layout.TRANSACTIONS))
             if data:
-                pending = pending_in(data, one.name)
+                pending = pending_in(data, one.name, one.priority or 0)
                 pinned.rules = replace(pinned.rules, pending=pending)
         return pinned
 
@@ -513,18 +532,19 @@ class StoreReader:
                         continue
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            name = directory
+            name, priority = directory, None
             try:
                 if raw is not None:
-                    queue = parse_queue_name(raw, directory).queue
-                    name = queue.decode("utf-8", "surrogateescape")
+                    parsed = parse_queue_name(raw, directory)
+                    priority = parsed.priority
+                    name = parsed.queue.decode("utf-8", "surrogateescape")
             except QueueNameError as error:
                 size = len(raw or b"")
                 lost = "the name is unknown"
                 found = Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
                 if found not in self._own_findings:
                     self._own_findings.append(found)
-            yield QueueDirectory(directory, name)
+            yield QueueDirectory(directory, name, priority)
 
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(self.directory, "the store can't be read", error)

@@ -14,8 +14,8 @@ import qindex
 from journal.format import NO_START, START_SIZE
 from journal.fs.files import REAL, RealFileSystem
 from qindex.following import follower as follower_module
-from qindex.following.follower import follow_store
 from qindex.following.journal_tail import JournalTail
+from qindex.following.start import follow_store
 from tests.qindex.support import WAIT, journal_bytes, open_quietly, queue_directory
 
 

@@ -295,7 +295,7 @@ def test_links_in_parts_of_our_own_are_replaced(tmp_path: Path) -> None:
 CHILD = """
 import os, sys
 from qindex.transfer import import_messages, importing
-whole = importing.restore
+whole = importing.restore_level
 calls = 0
 def restore(queue, batch):
     global calls
@@ -304,7 +304,7 @@ def restore(queue, batch):
         whole(queue, batch[:int(sys.argv[4])])
         os.kill(os.getpid(), 9)
     whole(queue, batch)
-importing.restore = restore
+importing.restore_level = restore
 import_messages([sys.argv[1]], sys.argv[2], batch=10)
 """
 

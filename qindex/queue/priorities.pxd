@@ -1,0 +1,40 @@
+# Types for the names of priorities.py.
+cimport cython
+from libc.stdint cimport int64_t
+
+from qindex.index.queue_index cimport QueueIndex
+from qindex.queue.delivering cimport Deliverer
+from qindex.queue.delivery cimport Delivery
+from qindex.queue.flushing cimport Flusher
+from qindex.queue.producing cimport Producer
+from qindex.queue.settling cimport Settler
+from qindex.queue.state cimport QueueState
+
+
+cdef class PriorityProducer(Producer):
+    cdef public object _parts
+
+    @cython.locals(producer=Producer)
+    cpdef Py_ssize_t publish(
+        self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
+        object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
+        object unique=*, object window=*, object until=*, bint waits=*
+    ) except -1
+
+
+cdef class PriorityDeliverer(Deliverer):
+    cdef public object _parts
+
+    cpdef Delivery get(self, object timeout=*, object lease=*, bint waits=*, object consumer=*)
+    @cython.locals(level=Deliverer, state=QueueState, index=QueueIndex, given=Delivery)
+    cdef Delivery _take(self, object lease, bint waits)
+
+
+cdef class PrioritySettler(Settler):
+    cdef public object _parts
+
+    cpdef int ack(self, object delivery, bint waits=*) except -1
+
+
+cdef class PriorityFlusher(Flusher):
+    cdef public object _parts
