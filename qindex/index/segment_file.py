@@ -87,7 +87,7 @@ def scan_file(
     healed = read_healed(fs, path, findings, data, power_lost=power_lost)
     complete = healed.end if at_rest else 0
     ahead = power_lost and healed.end > len(healed.data) and not at_rest
-    if data is None and (ahead or healed.torn):
+    if ahead or (healed.torn and data is None):
         # Both files are written anew: what is appended next must not be held against these.
         what, lost = "the checksums are not those of the file", "nothing is lost"
         findings.append(Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED))

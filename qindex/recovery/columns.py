@@ -78,8 +78,9 @@ class Columns:
     """Entries of one segment that would be delivered, ascending by seq_id.
 
     ``sizes``: of the bodies. ``redelivered``: they were delivered before. ``expiry``: microseconds
-    since 1970, 0 = never. ``source_of`` and ``row_of``: for each entry which of the ``sources`` it
-    is in, and its place among that file's entries.
+    since 1970, 0 = never. ``stored``: the message is in the message store; ``ids``: message ids, of
+    version 2 those of stored messages alone. ``source_of`` and ``row_of``: for each entry which of
+    the ``sources`` it is in, and its place among that file's entries.
     """
 
     sources: list[Source]
@@ -88,6 +89,8 @@ class Columns:
     persistent: Bools
     redelivered: Bools
     expiry: U64
+    stored: Bools
+    ids: npt.NDArray[np.void]
     source_of: U8
     row_of: I64
 

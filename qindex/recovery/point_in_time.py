@@ -50,6 +50,7 @@ from qindex.index.pair_scan import PinnedPairs, pin_pairs
 from qindex.index.segment_file import segment_files
 from qindex.index.segment_scan import healed_findings, read_healed
 from qindex.index.seq_ids import SeqFile
+from qindex.recovery.damage import lost_files
 
 _ATTEMPTS = 200
 _LONGEST_PAUSE = 0.02
@@ -135,6 +136,8 @@ def at_rest(
         how = _layout(given_out, healed, vouched=vouched)
         reading = read_soundly(path, healed.data, how, healed.sound)
     reading.findings[:0] = findings
+    if vouched:
+        reading.findings += lost_files(fs, directory, names, power_lost=given_out.power_lost)
     segments = {number: PinnedSegment(number) for number in segment_files(names)}
     return Pinned(directory, segments, path, len(data), reading, given_out)
 
@@ -195,6 +198,11 @@ def pin_queue(
             if not trust_sums:
                 healed.sound = 0
             reading = _settled(fs, path, healed, journal, _layout(given_out, healed), busy)
+            if reading is not None and rules.vouched:
+                # A node that deletes a segment leaves its checksums.
+                lost = given_out.power_lost
+                names = fs.listdir(directory)
+                reading.findings += lost_files(fs, directory, names, power_lost=lost)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -170,7 +170,10 @@ class QueueImage:
         """Leave out delivers and acks of what was not published by then
         (:mod:`qindex.recovery.early_steps`)."""
         reading, below = self.pinned.reading, self.pinned.given_out.below
-        if below is None or any(one.cause is Cause.DAMAGE for one in reading.findings):
+        path = self.pinned.journal_path
+        if below is None or any(
+            one.cause is Cause.DAMAGE and one.path == path for one in reading.findings
+        ):
             return  # their publishes may be what is damaged
         ahead = ahead_of_publishes(reading.walk, below)
         if ahead.any():
@@ -180,7 +183,7 @@ class QueueImage:
                 if self.seen:
                     break
             ahead = ahead_of_publishes(reading.walk, max(below, self.seen))
-            reading.findings += ahead_findings(self.pinned.journal_path, reading.walk, ahead)
+            reading.findings += ahead_findings(path, reading.walk, ahead)
             reading.walk = reading.walk.take(~ahead)
 
     def _find_repeats(self, walk: Walk) -> None:

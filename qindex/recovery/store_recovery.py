@@ -52,7 +52,7 @@ from qindex.index.segment_scan import SegmentScan, empty_scan, read_healed
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.columns import Source
-from qindex.recovery.damage import judge, lost_files, report, set_aside, without_message
+from qindex.recovery.damage import judge, report, set_aside, without_message
 from qindex.recovery.point_in_time import UNKNOWN, GivenOut, at_rest
 from qindex.recovery.queue_directory import remove_queue_directory
 from qindex.recovery.queue_image import QueueImage, SegmentImage
@@ -369,10 +369,6 @@ def load_queue(
         _take(loaded, number, part)
     loaded.seen = image.seen
     loaded.findings = image.findings
-    # A node that deletes a segment leaves its checksums.
-    if rules.vouched:
-        lost = given_out.power_lost
-        loaded.findings += lost_files(directory, names, power_lost=lost)
     return loaded
 
 

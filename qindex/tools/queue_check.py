@@ -11,12 +11,11 @@ import numpy as np
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_room, check_sums, extents, without_room
+from journal.block_sums import check_room, check_sums, without_room
 from journal.errors import StorageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from journal.fs.files import FileSystem, read_optional
-from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.entries import decode_any
@@ -29,7 +28,6 @@ from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_sl
 from qindex.format.settings import unpack_settings
 from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.pair_scan import Depth
-from qindex.index.seq_ids import SeqFile
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.columns import Entries, take_rows
@@ -100,16 +98,12 @@ def check_queue(
     ours = reader.marker is not None
     try:
         identity = _identity(fs, directory)
-        seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
-        checked.same_run = seq_file.same_run
-        vouched = reader.rules(checked.queue).vouched
-        sums = list(_check_sum_files(fs, directory, checked.same_run)) if vouched else []
         view = reader.pin(checked.queue, Depth.DECODE)
+        checked.same_run = view.pinned.given_out.below is not None
         yield from _check_entries(view, checked, of_node=not ours)
         yield from _judged(view, checked.same_run)
-        # The view has said how much a file lacks that was cut, where it can't be a crash's doing.
-        cut = {(one.path, one.offset) for one in view.findings if one.kind is Kind.TORN}
-        yield from (one for one in sums if (one.path, one.offset) not in cut)
+        if view.rules.vouched:
+            yield from _check_sum_files(fs, directory)
         if ours:
             yield from _check_gaps(view, directory)
             busy = reader.may_be_written
@@ -142,15 +136,16 @@ def _judged(view: QueueView, same_run: bool) -> Iterator[Finding]:
 
 def _check_entries(view: QueueView, checked: CheckedQueue, *, of_node: bool) -> Iterator[Finding]:
     ids = QueueIds()
-    for batch in view.all_alive():
-        checked.count(batch)
-        ids.take(batch)
-        for finding in _check_sizes(batch):
-            # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.
-            crash = batch.location == "journal" and not checked.same_run and not of_node
-            yield replace(finding, cause=Cause.CRASH) if crash else finding
+    for number in view.numbers:
+        for batch in view.alive(number):
+            checked.unacked[number] = checked.unacked.get(number, 0) + len(batch.seqs)
+            checked.count(batch)
+            ids.take(batch)
+            for finding in _check_sizes(batch):
+                # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.
+                crash = batch.location == "journal" and not checked.same_run and not of_node
+                yield replace(finding, cause=Cause.CRASH) if crash else finding
     yield from ids.findings()
-    checked.unacked = view.unacked
     checked.next_seen = view.image.seen
 
 
@@ -176,7 +171,7 @@ def size_finding(path: str, offset: int, seq: int, stated: int, size: int) -> Fi
     return Finding(path, offset, length, Cause.DAMAGE, what, "figures are wrong", Kind.SIZE)
 
 
-def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator[Finding]:
+def _check_sum_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
     """Check the sum file of each index file. A file's sums are read before it, for they are
     written after what they are of, and removed before it goes."""
     for name in sorted(fs.listdir(directory)):
@@ -198,23 +193,13 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             if sums == now:
                 yield from check_room(path, sums)
             sums, now = without_room(sums), without_room(now)
-        if sums is None or now is None or not now.startswith(sums):
+        if sums is None or now is None or data is None or not now.startswith(sums):
             continue  # the file was emptied or deleted
-        if data is None:
-            what, lost = "the file is missing; its checksums are there", "its entries are lost"
-            cause = Cause.DAMAGE if same_run else Cause.CRASH
-            yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
-            continue
-        # The last entries that a flush appends to a segment are synced before they leave the
-        # journal; a loss of power before that may leave their checksums alone.
-        last = max((offset for _, _, offset, _ in extents(sums)), default=0)
-        unsynced = is_journal or len(data) >= last
-        may_be_cut = not same_run and unsynced
         for finding in check_sums(path, data, sums):
-            if finding.offset + finding.length == len(sums) and len(now) > len(sums):
-                continue  # it was being written
-            crash = finding.kind is Kind.TORN and may_be_cut
-            yield replace(finding, cause=Cause.CRASH) if crash else finding
+            if finding.path == path:
+                continue  # the image tells what the file lacks, where no crash explains it
+            if finding.offset + finding.length < len(sums) or len(now) == len(sums):
+                yield finding  # else it was being written
 
 
 def _check_gaps(view: QueueView, directory: str) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from time import time_ns
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
@@ -114,7 +113,6 @@ class QueueView:
         self._busy = busy
         self._stored = StoredMessages(fs, place, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
-        self.unacked: dict[int, int] = {}
         self.image = QueueImage(
             fs, directory, rules, depth=depth, pinned=pinned, only=only, busy=busy
         )
@@ -184,14 +182,17 @@ class QueueView:
             if self.rules.pending:
                 keep &= ~np.isin(found.seqs, list(self.rules.pending))
             kept = (found.seqs, found.sizes, found.persistent, found.delivered, expiry)
+            ids = np.ascontiguousarray(found.heads["id"])
             of = np.full(len(rows), which, np.uint8)
-            pieces.append([one[keep] for one in (*kept, of, rows)])
+            pieces.append([one[keep] for one in (*kept, found.embedded == 0, ids, of, rows)])
         table = [np.concatenate(column) for column in zip(*pieces, strict=True)]
         if not table or not len(table[0]):
             return None
         order = np.argsort(table[0], kind="stable")
-        seqs, sizes, persistent, redelivered, expiry, of, rows = (one[order] for one in table)
-        return Columns(part.sources, seqs, sizes, persistent, redelivered, expiry, of, rows)
+        seqs, sizes, persistent, again, expiry, stored, ids, of, rows = (
+            one[order] for one in table
+        )
+        return Columns(part.sources, seqs, sizes, persistent, again, expiry, stored, ids, of, rows)
 
     def entries(self, number: int) -> list[Entries]:
         """Read all entries of segment ``number``, also those that are done with, file by file."""
@@ -204,14 +205,11 @@ class QueueView:
 
     def alive(self, number: int) -> Iterator[Entries]:
         """Read the entries of segment ``number`` that are not acknowledged, expired ones included:
-        those in its file, then those in the journal. Counts them in ``unacked``."""
+        those in its file, then those in the journal."""
         part = self.image.segment(number)
         if part is not None:
-            self.unacked[number] = int(np.count_nonzero(part.alive))
-            for source in part.sources:
-                rows, found = self._alive(part, source)
-                if len(rows):
-                    yield found
+            found = [self._alive(part, source)[1] for source in part.sources]
+            yield from (one for one in found if len(one.seqs))
 
     def all_alive(self) -> Iterator[Entries]:
         """Read the entries of all segments that are not acknowledged, in order."""
@@ -366,31 +364,16 @@ class QueueView:
         found: list[bytes] = []
         for number in self.numbers:
             columns = self.columns(number, counting=True)
-            if columns is None:
-                continue
-            for which, source in enumerate(columns.sources):
-                mine = columns.source_of == which
-                rows = columns.row_of[mine]
-                if not len(rows):
-                    continue
-                heads = source.heads_of(rows)
-                bare = heads["embedded"] == 0
-                found += heads["id"][bare].tolist()
+            if columns is not None:
+                found += columns.ids[columns.stored].tolist()
         return found
 
-    def doubtful(self, columns: Columns) -> tuple[I64, npt.NDArray[np.bytes_]]:
-        """Give the entries of version 2 whose messages a killed node may have lost, with their
-        ids. Shapes ``(n,)``."""
-        rows, ids = [np.empty(0, np.int64)], [np.empty(0, "S16")]
-        for which, source in enumerate(columns.sources):
-            if source.heads is None or self.rules.clean:
-                continue
-            mine = np.flatnonzero(columns.source_of == which)
-            heads = source.heads_of(columns.row_of[mine])
-            bare = heads["embedded"] == 0
-            rows.append(mine[bare])
-            ids.append(np.ascontiguousarray(heads["id"][bare]).view("S16"))
-        return np.concatenate(rows), np.concatenate(ids)
+    def doubtful(self, columns: Columns) -> I64:
+        """Give the entries of version 2 whose messages a killed node may have lost."""
+        if self.rules.clean:
+            return np.empty(0, np.int64)
+        is_pair = np.array([source.heads is not None for source in columns.sources])
+        return np.flatnonzero(columns.stored & is_pair[columns.source_of])
 
     def _current_ids(self) -> list[bytes]:
         """Return what :meth:`stored_ids` would give of the queue as it is now."""

@@ -43,9 +43,7 @@ from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
 from qindex.format.priorities import SHIFT
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
-    QueueNameError,
     directory_name,
-    parse_queue_name,
 )
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
@@ -69,6 +67,7 @@ from qindex.view.rabbitmq_vhost import (
     Vhost,
     delivery_order,
     group_queues,
+    named,
     raw_name,
     refuse_node_directory,
 )
@@ -391,7 +390,10 @@ class StoreReader:
 
     @cached_property
     def _with_a_node(self) -> bool:
-        return store_directory.was_with_a_node(self._fs, self.directory)
+        try:
+            return store_directory.was_with_a_node(self._fs, self.directory)
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def in_use(self) -> bool:
         """Tell whether a process has the store open, or may have: of a node that was not stopped in
@@ -467,10 +469,10 @@ class StoreReader:
         """Tell which entries a node that was killed would drop, for their messages are not in the
         message store. Shape ``(n,)``. The first call reads the store's headers; memory: 16 bytes
         for each message in it. Raises :class:`StorageError`."""
-        rows, ids = view.doubtful(columns)
+        rows = view.doubtful(columns)
         gone = np.zeros(len(columns.seqs), np.bool_)
         if len(rows):
-            gone[rows] = ~np.isin(ids, self._stored_now)
+            gone[rows] = ~np.isin(columns.ids[rows].view("S16"), self._stored_now)
         return gone
 
     @cached_property
@@ -532,19 +534,8 @@ class StoreReader:
                         continue
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            name, priority = directory, None
-            try:
-                if raw is not None:
-                    parsed = parse_queue_name(raw, directory)
-                    priority = parsed.priority
-                    name = parsed.queue.decode("utf-8", "surrogateescape")
-            except QueueNameError as error:
-                size = len(raw or b"")
-                lost = "the name is unknown"
-                found = Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
-                if found not in self._own_findings:
-                    self._own_findings.append(found)
-            yield QueueDirectory(directory, name, priority)
+            one = named(path, directory, raw, self._own_findings)
+            yield one or QueueDirectory(directory, directory)
 
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(self.directory, "the store can't be read", error)
