@@ -250,6 +250,7 @@ def _pinned(part: QueuePart, view: QueueView, shipped: list[int]) -> QueuePart:
         head = max(head, last * view.entry_count)
     return replace(
         part,
+        rules=view.rules,
         numbers=tuple(view.numbers),
         pinned=pinned,
         head=head,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from qindex.client.queue import SharedConsumer, SharedQueue
     from qindex.engine.engine import Engine
     from qindex.engine.read_only import ReadOnlyEngine, ReadOnlyStats
+    from qindex.engine.transactions import Transaction
     from qindex.following import Follower, Gap, QueueGoneError, follow
     from qindex.format.message import Message
     from qindex.format.settings import UNSET, QueueSettings
@@ -95,6 +96,7 @@ __all__ = [
     "SharedQueue",
     "StorageError",
     "StoreError",
+    "Transaction",
     "UsageError",
     "VerifyReport",
     "WritesRefusedError",
@@ -137,6 +139,7 @@ _LATER = {
     "SharedConsumer": "qindex.client.queue",
     "SharedEngine": "qindex.client.engine",
     "SharedQueue": "qindex.client.queue",
+    "Transaction": "qindex.engine.transactions",
     "VerifyReport": "qindex.tools.verify",
     "convert": "qindex.tools.convert",
     "follow": "qindex.following",

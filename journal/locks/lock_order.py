@@ -28,15 +28,17 @@ class Rank(IntEnum):
     MOVES = 3
     COMPACTION = 4
     QUEUE = 5
-    ROSTER = 6
+    TRANSACTIONS = 6
+    """The file of transactions (:mod:`qindex.engine.transaction_log`)."""
+    ROSTER = 7
     """The tables of awake queues, of alarms, and of requests to the housekeeper."""
-    JOURNAL_SYNC = 7
-    JOURNAL_FILES = 8
-    STORE_OPENING = 9
-    STORE_APPEND = 10
-    STORE_SYNC = 11
-    STORE = 12
-    STORE_ROOM = 13
+    JOURNAL_SYNC = 8
+    JOURNAL_FILES = 9
+    STORE_OPENING = 10
+    STORE_APPEND = 11
+    STORE_SYNC = 12
+    STORE = 13
+    STORE_ROOM = 14
 
 
 class LockOrder:

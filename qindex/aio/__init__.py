@@ -31,6 +31,7 @@ from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.engine import Engine, open
 from qindex.aio.queue import Consumer, Queue
 from qindex.aio.shared import SharedConsumer, SharedEngine, SharedQueue
+from qindex.aio.transaction import Transaction
 
 __all__ = [
     "Batch",
@@ -41,5 +42,6 @@ __all__ = [
     "SharedConsumer",
     "SharedEngine",
     "SharedQueue",
+    "Transaction",
     "open",
 ]

@@ -23,6 +23,7 @@ from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
 from qindex.aio.shared import SharedEngine
 from qindex.aio.threads import Helper
+from qindex.aio.transaction import Transaction
 from qindex.aio.waiting import Waiter, first_ring, with_room
 from qindex.client.link import Home
 from qindex.engine import engine as plain
@@ -150,6 +151,11 @@ class Engine:
         if confirm or self._engine.options.durability == "fsync":
             await asyncio.gather(*(self._ports.here().durable(target._queue) for target in targets))
         return seqs
+
+    def transaction(self) -> Transaction:
+        """Return a transaction, for an ``async with`` block; see
+        :meth:`qindex.engine.engine.Engine.transaction`."""
+        return Transaction(self._engine.transaction(), self._ports.helper)
 
     async def sync(self) -> None:
         """Make all that returned before, on all queues, durable against power loss."""

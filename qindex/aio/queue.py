@@ -511,7 +511,7 @@ class Queue:
         """Make all that returned before durable against power loss; shares syncs with others."""
         queue = self._queue
         self._state.check_open()
-        if self._flusher.mover.pending:
+        if self._flusher.mover.is_behind():
             await self._aside_run(self._flusher.mover.settle)
         await self._ports.here().durable(queue)
 

@@ -30,6 +30,7 @@ from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import RESERVE_SLOTS, SLOT_SIZE, sound_slots
 from qindex.format.settings import unpack_settings
+from qindex.format.transactions import damage_in, read_transactions
 from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.format.unique import WINDOW_AT
 from qindex.index.segment_scan import read_healed
@@ -185,6 +186,22 @@ def _moves(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
         )
 
 
+def _transactions(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    findings += damage_in(path, data)
+    for number, noted in read_transactions(data)[0].items():
+        yield _row(
+            data,
+            "transaction",
+            number=number,
+            published=[
+                {"queue": one.queue, "first": one.first, "msg_ids": [id.hex() for id in one.ids]}
+                for one in noted.published
+            ],
+            acked=[{"queue": queue, "seq_ids": seqs} for queue, seqs in noted.acks],
+            committed=noted.boot is not None,
+        )
+
+
 def _marker(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     half = len(data) // 2
     findings += check_halves(path, data)
@@ -247,6 +264,7 @@ _READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
     SEQ_FILE_NAME: _seq,
     layout.SETTINGS: _settings,
     layout.MOVES: _moves,
+    layout.TRANSACTIONS: _transactions,
     DELIVERIES: _deliveries,
     DUE_TIMES: _due_times,
     UNIQUE_KEYS: _unique_keys,

@@ -39,8 +39,9 @@ from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
-from qindex.engine.move_recovery import finish_moves
+from qindex.engine.move_recovery import finish_moves, finish_transactions
 from qindex.engine.moves import Moves
+from qindex.engine.transactions import Transaction, Transactions
 from qindex.format import layout
 from qindex.format.message import Body, Message, message_of
 from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name, format_queue_name
@@ -128,6 +129,7 @@ class Engine:
         self._roster = Roster(budget.journals, ask, order)
         self._alarm = Alarm(order)
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
+        self._transactions = Transactions(self._moves, self._calls, self._parts_of)
         self._directory_lock = self._enter(outside)
         try:
             self._open()
@@ -243,10 +245,16 @@ class Engine:
             return self._parts_of(name) if self._is_there(checked_name(name)) else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
-        remove = finish_moves(self._fs, self.directory, queue_of, hurt, repair=self.options.repair)
-        if remove is not None:
+        fs, directory = self._fs, self.directory
+        finished = [
+            # First: what a transaction has published may have been moved since.
+            finish_moves(fs, directory, queue_of, hurt, repair=self.options.repair),
+            finish_transactions(fs, directory, queue_of, hurt, self.findings),
+        ]
+        if any(finished):
             for queue in self._awake_queues():
                 queue._parts.flusher.sync()
+        for remove in filter(None, finished):
             remove()
 
     def _is_there(self, raw: bytes) -> bool:
@@ -455,22 +463,9 @@ class Engine:
             stored = max(1, *there)
         held = sum(self._resting[directory_name(self._vhost, raw, one)].live for one in there)
         self._check_priorities(name, stored, given["max_priority"], held)
-        made: dict[int, QueueParts] = {}
-        try:
-            given = {**given, "max_priority": given["max_priority"] or stored}
-            made[0] = self._wake_directory(name, raw, given, priority=0)
-            for priority in there:
-                if priority:
-                    made[priority] = self._wake_directory(
-                        name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
-                    )
-        except BaseException:
-            if made:
-                close_together([level.flusher for level in made.values()])
-                for level in made.values():
-                    self._roster.leave(level)
-                self._rest_again(made.values())
-            raise
+        given = {**given, "max_priority": given["max_priority"] or stored}
+        made = {0: self._wake_directory(name, raw, given, priority=0)}
+        self._wake_others(name, raw, made)
         return self._priority_parts(name, raw, made)
 
     def _settle_both(self, name: str, raw: bytes, plain: str, first: str) -> None:
@@ -546,11 +541,28 @@ class Engine:
             given = {**settings, **{key: one for key, one in given.items() if one is not None}}
             given = {**_NOTHING_GIVEN, **given}
             next_seq = plain.next_seq
-        first = self._wake_directory(name, raw, given, priority=0, next_seq=next_seq)
+        made = {0: self._wake_directory(name, raw, given, priority=0, next_seq=next_seq)}
         if plain is not None:
             del self._resting[hashed]
             self._remove_directory(hashed)
-        return self._priority_parts(name, raw, {0: first})
+        # There are others where the directory of priority 0 was lost.
+        self._wake_others(name, raw, made)
+        return self._priority_parts(name, raw, made)
+
+    def _wake_others(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> None:
+        """Open the directories of the priorities above 0. Where one can't be opened, those that
+        were are closed again."""
+        try:
+            for priority in self._priorities_there(raw):
+                made[priority] = self._wake_directory(
+                    name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
+                )
+        except BaseException:
+            close_together([level.flusher for level in made.values()])
+            for level in made.values():
+                self._roster.leave(level)
+            self._rest_again(made.values())
+            raise
 
     def _with_priorities(self, queue: Queue, max_priority: int | Unset) -> Queue | None:
         """See that a queue in use may have this ``max_priority``; give ``None`` where it has to be
@@ -857,6 +869,28 @@ class Engine:
             targets = [self._parts_of(name).level_for(message).producer for name in names]
             return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
 
+    def transaction(self) -> Transaction:
+        """Return a transaction: publishes and acks in several queues, all of them or none.
+
+        It is used in a ``with`` block, whose end commits. An exception in it rolls back. After a
+        crash at any moment the transaction has happened whole or not at all. No other thread sees
+        a part of it, and readers of the files see its messages once they are committed.
+
+        Returns:
+            A transaction, with :meth:`~qindex.Transaction.publish` and
+            :meth:`~qindex.Transaction.ack`.
+
+        Raises:
+            ClosedError: The engine was closed.
+
+        Example:
+            >>> delivery = orders.get()
+            >>> with engine.transaction() as tx:
+            ...     seq_id = tx.publish("invoices", delivery.body)
+            ...     tx.ack(delivery)
+        """
+        return Transaction(self._transactions)
+
     # -- the whole store ------------------------------------------------------------------------
 
     def sync(self) -> None:
@@ -1016,6 +1050,7 @@ class Engine:
         """Close the queues, and leave a snapshot if all went well."""
         failure: Exception | None = None
         try:
+            self._transactions.roll_back()
             self._moves.close()
             if self._poison.reason is None:
                 self._messages.sync()

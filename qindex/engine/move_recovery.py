@@ -1,4 +1,4 @@
-"""Finish, at the open of a store, the moves to dead-letter queues that a crash cut short.
+"""Finish, at the open of a store, the moves and the transactions that a crash cut short.
 
 For each message that an intent names and that its source still holds: is it in the target? In the
 run of the operating system in which the intent was written nothing is lost, so an intent that is
@@ -6,28 +6,34 @@ noted as done is done: the message may have been consumed since. Otherwise (it i
 power was lost, or the target is damaged) an entry in the target decides, with the seq_id and the
 message id of the intent. Messages that have arrived are acknowledged in the source, all others stay
 there, so that a message is in one of the two queues.
+
+A transaction that was not committed never was: what it has published is dropped. The acks of one
+that was committed are made as those of moves are.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from journal.errors import DamageError
+from journal.findings import Finding
 from journal.fs.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
 from qindex.format.priorities import LOW, SHIFT
 from qindex.format.segment import STEP_SIZE
+from qindex.format.transactions import Noted, Published, damage_in, read_transactions
 from qindex.index.quarantine import quarantine
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED
 from qindex.queue.parts import QueueParts
+from qindex.recovery.damage import report
 
 _log = logging.getLogger("qindex.moves")
 
@@ -70,7 +76,7 @@ def finish_moves(
         certain = is_done and bool(boot) and intent.boot == boot
         certain &= target.state.index.directory not in hurt
         intent = _in_levels(intent)
-        there = intent.seqs if certain else _arrived(intent, target)
+        there = intent.seqs if certain else _moved(intent, target)
         done = [seq for seq in there if _holds(source.state.index, seq)]
         if done:
             _log.info(
@@ -87,12 +93,19 @@ def _levels_of(
     intent: Intent, queue_of: Callable[[str], QueueParts | None]
 ) -> tuple[QueueParts | None, QueueParts | None]:
     """Return the levels of the source and of the target; all messages are of one level in each."""
-    source, target = queue_of(intent.source), queue_of(intent.target)
     first = intent.seqs[0] if intent.seqs else 0
     return (
-        None if source is None else source.level_at(first),
-        None if target is None else target.level_at(intent.first),
+        _level_of(intent.source, first, queue_of),
+        _level_of(intent.target, intent.first, queue_of),
     )
+
+
+def _level_of(
+    name: str, seq_id: int, queue_of: Callable[[str], QueueParts | None]
+) -> QueueParts | None:
+    """Return the level of a queue that has given out a seq_id, if there is one."""
+    queue = queue_of(name)
+    return None if queue is None else queue.level_at(seq_id)
 
 
 def _in_levels(intent: Intent) -> Intent:
@@ -103,14 +116,85 @@ def _in_levels(intent: Intent) -> Intent:
     return replace(intent, first=intent.first & LOW, seqs=seqs)
 
 
+def finish_transactions(
+    fs: FileSystem,
+    directory: str,
+    queue_of: Callable[[str], QueueParts | None],
+    hurt: Collection[str],
+    findings: list[Finding],
+) -> Callable[[], None] | None:
+    """Finish the transactions of the last run; as :func:`finish_moves`. Damage, which is added to
+    ``findings``, is no error: the file is copied to quarantine."""
+    path = os.path.join(directory, layout.TRANSACTIONS)
+    data = read_optional(fs, path)
+    if data is None:
+        return None
+    boot = fs.boot_id()
+    damage = damage_in(path, data)
+    if damage:
+        for one in damage:
+            report(one)
+        quarantine(fs, path, 0, data)
+        findings += damage
+    for noted in read_transactions(data)[0].values():
+        if noted.boot is None:
+            _undo(noted, queue_of)
+        else:
+            _acknowledge(noted, queue_of, hurt, same_run=bool(boot) and noted.boot == boot)
+    return lambda: _remove(fs, path)
+
+
+def _undo(noted: Noted, queue_of: Callable[[str], QueueParts | None]) -> None:
+    for one in noted.published:
+        target = _level_of(one.queue, one.first, queue_of)
+        undone = [] if target is None else list(_arrived(one, target.state.index))
+        if target is not None and undone:
+            _log.info(
+                "queue %r: %d messages of a transaction that was not committed are dropped",
+                one.queue,
+                len(undone),
+            )
+            target.letters.drop_moved(undone)
+
+
+def _acknowledge(
+    noted: Noted,
+    queue_of: Callable[[str], QueueParts | None],
+    hurt: Collection[str],
+    *,
+    same_run: bool,
+) -> None:
+    for one in noted.published if noted.acks else ():
+        target = _level_of(one.queue, one.first, queue_of)
+        if target is None:
+            continue  # it was deleted, with what was in it
+        index = target.state.index
+        certain = same_run and index.directory not in hurt
+        if not certain and len(list(_arrived(one, index))) < len(one.ids):
+            return  # power was lost, and so were messages: those that are acknowledged stay
+    for name, seqs in noted.acks:
+        source = _level_of(name, seqs[0] if seqs else 0, queue_of)
+        mine = [seq & LOW for seq in seqs]
+        done = [] if source is None else [seq for seq in mine if _holds(source.state.index, seq)]
+        if source is not None and done:
+            source.letters.drop_moved(done)
+
+
+def _arrived(published: Published, index: QueueIndex) -> Iterator[int]:
+    """Yield the seq_ids that messages of a transaction have in their queue, if they are there."""
+    for seq, wanted in enumerate(published.ids, published.first & LOW):
+        if message_id(index, seq) == wanted:
+            yield seq
+
+
 def _remove(fs: FileSystem, path: str) -> None:
     if unlink_if_there(fs, path):
         fs.sync_dir(os.path.dirname(path))
 
 
-def _arrived(intent: Intent, target: QueueParts) -> list[int]:
+def _moved(intent: Intent, target: QueueParts) -> list[int]:
     """Give the seq_ids, in the source, of the messages that are found in the target."""
-    found = (_message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
+    found = (message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
     return [
         seq
         for seq, wanted, there in zip(intent.seqs, intent.ids, found, strict=True)
@@ -118,7 +202,7 @@ def _arrived(intent: Intent, target: QueueParts) -> list[int]:
     ]
 
 
-def _message_id(index: QueueIndex, seq: int) -> bytes | None:
+def message_id(index: QueueIndex, seq: int) -> bytes | None:
     """Give the message id of an entry that is not acknowledged."""
     if not _holds(index, seq):
         return None

@@ -22,26 +22,33 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, islice
 from time import monotonic
+from typing import Protocol
 
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
 from journal.fs.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
+from journal.locks.patience import PatientLock
 from journal.locks.sync import GroupCommit
 from journal.poison import Poison
+from qindex.engine.transaction_log import TransactionLog
 from qindex.format import layout
 from qindex.format.message import Message
 from qindex.format.moves import DONE, Intent, pack_intent
+from qindex.format.transactions import pack_committed
 from qindex.options import Options
 from qindex.queue.dead_letter import Letter, NotMovedError, goes_round, with_death
 from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.delivery import Delivery
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
+from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
 
@@ -66,7 +73,8 @@ class _Request:
 
 
 class Moves:
-    """All moves of one engine. Thread-safe; no queue's lock may be held.
+    """All moves of one engine, and the commits of its transactions. Thread-safe; no queue's lock
+    may be held.
 
     ``queue_of`` gives a queue by its name.
     """
@@ -89,6 +97,7 @@ class Moves:
         self._idle = options.rest_idle
         self._alarm = alarm
         self._boot = fs.boot_id()
+        self.log: TransactionLog = TransactionLog(fs, directory, poison, durable=self._fsync)
         self._lock = CallLock()
         # What threads ask for, and which of them is doing all of it.
         self._asked: deque[_Request] = deque()
@@ -99,7 +108,9 @@ class Moves:
         self._server: int | None = None
         self._fd: int | None = None
         self._end = 0
-        self._pending: list[tuple[DeadLetters, list[int], QueueState]] = []
+        self._pending: list[tuple[DeadLetters, list[int], list[QueueState]]] = []
+        # The committed transactions whose acks are among them.
+        self._unsettled: list[int] = []
         self.pending: int = 0
         """Messages that were moved, and whose source and target are to be made durable."""
         self._closed = False
@@ -126,6 +137,9 @@ class Moves:
             raise NotMovedError(request.left, request.error) from request.error
         if request.target is not None:
             request.target.room.keep_within(waits)
+        self._settle_later(waits)
+
+    def _settle_later(self, waits: bool) -> None:
         if self.pending >= _MOST_PENDING and waits:
             self.settle()
         elif self._background or not waits:
@@ -236,9 +250,8 @@ class Moves:
         seqs = [one.seq_id for one in letters]
         persistent = letters[0].persistent
         held = target.room.take(items, 0, True)
-        ids = [item.msg_id for item in items]
         known = [one.base + one.seq_id for one in letters]
-        intent = Intent(self._boot, source.name, target.state.name, 0, known, ids)
+        intent = Intent(self._boot, source.name, target.state.name, 0, known, [])
         note = _Note(self, intent, target.state.base)
         with self._lock:
             try:
@@ -252,8 +265,50 @@ class Moves:
             finally:
                 target.room.give_back(held)
             source.moved(letters)
-            self._pending.append((source, seqs, target.state))
+            self._pending.append((source, seqs, [target.state]))
             self.pending += len(seqs)
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def commit(
+        self, number: int, parts: Sequence[Part], acks: Sequence[tuple[Settler, Delivery]]
+    ) -> None:
+        """Commit a transaction: what it has published can be delivered, and its deliveries, which
+        are marked as being moved, are acknowledged. Raises :class:`StoreError`; nothing has changed
+        then, or writes are refused from now on."""
+        targets = list({id(one.parts): one.parts.state for one in parts}.values())
+        by_owner: dict[Settler, list[Delivery]] = {}
+        for owner, delivery in acks:
+            by_owner.setdefault(owner, []).append(delivery)
+        noted = [(owner.name, [one.seq_id for one in given]) for owner, given in by_owner.items()]
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            self._poison.check()
+            if self._fsync:
+                for target in targets:
+                    target.sync_all()
+            sources = [owner.outstanding.state for owner in by_owner]
+            states = {id(one): one for one in (*targets, *sources)}
+            with self._poison.whole(), held_together(list(states.values())):
+                self.log.note(number, pack_committed(number, self._boot, noted))
+                try:
+                    for part in parts:
+                        part.admit()
+                    moved = [owner.end_move(given) for owner, given in by_owner.items()]
+                except BaseException as error:
+                    self._poison.cut_short(error)
+                    raise
+            if moved:
+                self._pending += [(letters, seqs, targets) for letters, seqs in moved]
+                self.pending += len(acks)
+                self._unsettled.append(number)
+                if self._fsync:
+                    self._settle()
+            else:
+                self.log.end([number])
+        if moved:
+            self._settle_later(True)
 
     # -- the file -------------------------------------------------------------------------------
 
@@ -293,15 +348,23 @@ class Moves:
 
     # -- making durable -------------------------------------------------------------------------
 
+    def is_behind(self) -> bool:
+        """Return whether :meth:`settle` has anything to do."""
+        return self.pending > 0 or self.log.unsynced
+
     def settle(self) -> None:
         """Do what is left of all moves: sync targets, acknowledge in the sources, sync them."""
         if self.pending:
             with self._lock:
                 self._settle()
+        if self.log.unsynced:
+            self.log.sync()
 
     def _settle(self) -> None:
         pending = self._pending
-        for target in {id(one): one for _, _, one in pending}.values():
+        if self._unsettled:
+            self.log.sync()
+        for target in {id(one): one for _, _, targets in pending for one in targets}.values():
             _sync(target)
         sources = {id(one): one for one, _, _ in pending}
         for source, seqs, _ in pending:
@@ -313,6 +376,8 @@ class Moves:
             _sync(source.state)
         self._pending = []
         self.pending = 0
+        settled, self._unsettled = self._unsettled, []
+        self.log.end(settled)
         if self._fd is not None:
             try:
                 self._fs.truncate(self._fd, 0)
@@ -340,6 +405,57 @@ class Moves:
                 except OSError as error:
                     # It says nothing that is wrong: the next open finds all of it done.
                     raise StorageError(self._path, "can't be removed", error) from error
+            self.log.close()
+
+
+class Part(Protocol):
+    """What a transaction has published by one call."""
+
+    parts: QueueParts
+
+    def admit(self) -> None:
+        """Let it be delivered. The queue's lock is held."""
+
+
+@contextmanager
+def held_together(states: Sequence[QueueState]) -> Iterator[None]:
+    """Hold the locks of queues. One of them is waited for, with none held; the others are tried,
+    and all are released before another one is waited for. The levels of a priority queue share one.
+    Raises as a queue that is closed."""
+    locks = list({id(state.lock): state.lock for state in states}.values())
+    try:
+        first = 0
+        while locks:
+            locks[first].__enter__()
+            taken = _try_others(locks, first)
+            if taken is None:
+                break
+            for lock in locks:
+                lock.let_go()
+            first = taken
+        for state in states:
+            if state.index.changing:
+                state.read_again()
+        yield
+    except BaseException as error:
+        if not isinstance(error, StoreError):
+            for state in states:
+                if state.lock.is_mine():
+                    state.index.changing += 1
+        raise
+    finally:
+        for lock in locks:
+            lock.let_go()
+
+
+def _try_others(locks: Sequence[PatientLock], held: int) -> int | None:
+    """Take all locks but one, which is held. Return the first that is not free."""
+    for at, lock in enumerate(locks):
+        if at != held:
+            if not lock.acquire(blocking=False):
+                return at
+            lock.check()
+    return None
 
 
 class _Note:
@@ -351,9 +467,10 @@ class _Note:
         self._moves = moves
         self._intent = intent
 
-    def before(self, first: int) -> None:
+    def before(self, first: int, items: Sequence[Prepared]) -> None:
         """Announce the move."""
-        self._moves.announce(replace(self._intent, first=self._base + first))
+        ids = [item.msg_id for item in items]
+        self._moves.announce(replace(self._intent, first=self._base + first, ids=ids))
 
     def after(self) -> None:
         """Conclude it."""

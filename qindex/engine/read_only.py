@@ -164,6 +164,7 @@ class ReadOnlyEngine:
         raise UsageError(self._refusal)
 
     publish_to = _refuse
+    transaction = _refuse
     delete_queue = _refuse
     compact = _refuse
     sync = _refuse

@@ -35,7 +35,8 @@ class DirectoryRules:
     expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
     finds all that its index names. ``journalled_pairs``: the files of version 2 stand beside a
-    journal of ours, in a store that an engine wrote (it was in no release).
+    journal of ours, in a store that an engine wrote (it was in no release). ``pending``: seq_ids of
+    transactions that are not committed.
     """
 
     entry_count: int
@@ -49,3 +50,4 @@ class DirectoryRules:
     redelivered: frozenset[int] = frozenset()
     clean: bool = False
     journalled_pairs: bool = False
+    pending: frozenset[int] = frozenset()

@@ -8,14 +8,14 @@ from qindex.index.index_reader cimport IndexReader
 from qindex.index.read_ahead cimport ReadAhead, Window
 from qindex.index.segment cimport Segment
 
-cdef unsigned char ABSENT, ACKED, DELIVERED, HELD, HELD_AGAIN, MOVING, OUT, PUBLISHED
+cdef unsigned char ABSENT, ACKED, DELIVERED, HELD, HELD_AGAIN, MOVING, OUT, PENDING, PUBLISHED
 cdef uint64_t ACK_BITS, DELIVER_BITS
 cdef Py_ssize_t _WORD_SIZE
 
 
 cdef class QueueIndex(IndexReader):
     cdef public Py_ssize_t acks, changing, dropped, handing_one, nacks, tail_end, taken
-    cdef public Py_ssize_t flushed_bytes, flushes, _actions_flushed, _first_seq, _moved
+    cdef public Py_ssize_t flushed_bytes, flushes, _actions_flushed, _first_seq, _moved, pending
     cdef public ReadAhead ahead
     cdef public Segment recent
     cdef public set transient

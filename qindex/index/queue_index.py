@@ -2,7 +2,8 @@
 
 It alone holds the state maps, the positions, the counters and the journal. Each verb is written
 once: *append, deliver, acknowledge, requeue, drop, purge*, and *begin, undo and end of a move* to
-another queue, *hold and release* of a delayed entry. Two rules make it easy to believe:
+another queue, *hold and release* of a delayed entry, *pend and admit* of one that a transaction
+has published. Two rules make it easy to believe:
 
 1. The commit of a verb is its store into the journal. Everything that can fail comes before it; the
    step in memory behind it does not fail.
@@ -46,6 +47,7 @@ from qindex.index.segment import (
     HELD_AGAIN,
     MOVING,
     OUT,
+    PENDING,
     PUBLISHED,
     Segment,
     segment_numbers,
@@ -112,6 +114,8 @@ class QueueIndex(IndexReader):
         self.handing: Seqs = _NONE
         # Entries that were moved, and are not yet acknowledged here: they count as acknowledged.
         self._moved = 0
+        # Entries of transactions that are not committed.
+        self.pending: int = 0
         self._first_seq = next_seq
         self._actions_flushed = next_seq
         self.transient: set[int] = set()
@@ -427,7 +431,7 @@ class QueueIndex(IndexReader):
         """Return whether an entry is delayed. Raises as :meth:`load`."""
         if seq // self.entry_count not in self.segments:
             return False
-        return self.state_of(seq) >= HELD
+        return self.state_of(seq) in (HELD, HELD_AGAIN)
 
     def release(self, seq: int) -> None:
         """Make a delayed entry ready."""
@@ -442,6 +446,23 @@ class QueueIndex(IndexReader):
         """Make all delayed entries ready."""
         for segment in self.segments.values():
             segment.release_all()
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def pend(self, seqs: range) -> None:
+        """Keep entries that were just published from all readers. The journal is not concerned."""
+        self.changing += 1
+        self._set_states(seqs, PENDING)
+        self.pending += len(seqs)
+        self.changing -= 1
+
+    def admit(self, seq: int) -> None:
+        """Make an entry ready whose transaction is committed."""
+        segment = self.segment_of(seq)
+        self.changing += 1
+        segment.states[seq - segment.base] = PUBLISHED
+        self.pending -= 1
+        self.changing -= 1
 
     # -- move -----------------------------------------------------------------------------------
 
@@ -473,15 +494,18 @@ class QueueIndex(IndexReader):
     # -- drop -----------------------------------------------------------------------------------
 
     def drop(self, seqs: I64) -> None:
-        """Acknowledge ready or delayed entries that no consumer will get (expired, purged,
+        """Acknowledge entries that are with nobody, and that no consumer will get (expired, purged,
         damaged): deliver and ack go to the journal, as for any other. As :meth:`acknowledge`."""
         states = self.states_of(seqs)
-        delivers = self._words(DELIVER, seqs[(states == PUBLISHED) | (states == HELD)])
+        pending = states == PENDING
+        fresh = (states == PUBLISHED) | (states == HELD) | pending
+        delivers = self._words(DELIVER, seqs[fresh])
         records = delivers + self._words(ACK, seqs)
         journal = self._make_room(len(records))
         self.changing += 1
         self._acknowledged(journal, records, seqs)
         self.dropped += len(seqs)
+        self.pending -= int(pending.sum())
         self.changing -= 1
 
     def drop_transient(self) -> list[bytes]:
@@ -640,6 +664,7 @@ class QueueIndex(IndexReader):
         records.merge_into(merged, segment.base)
         held &= merged == DELIVERED
         merged[held] = states[held]
+        merged[(states == PENDING) & (merged == PUBLISHED)] = PENDING
         states[:] = merged
 
     def _may_live(self, seq: int) -> bool:
@@ -651,7 +676,9 @@ class QueueIndex(IndexReader):
     def _count_again(self) -> None:
         """Set the counters of acks and deliveries by what the segments hold."""
         live = sum(segment.unacked for segment in self.segments.values()) - self._moved
-        out = sum(segment.outstanding for segment in self.segments.values()) - self._moved
+        self.pending = sum(segment.pending for segment in self.segments.values())
+        out = sum(segment.outstanding for segment in self.segments.values())
+        out -= self._moved + self.pending
         published = self.next_seq - self._first_seq
         self.acks = self._live_before + published - self.dropped - live
         self.taken = out + self.acks + self.nacks

@@ -40,9 +40,14 @@ HELD = 6
 HELD_AGAIN = 7
 """Delivered before, and delayed. Files know it as DELIVERED."""
 
-_AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED, PUBLISHED, DELIVERED])
+PENDING = 8
+"""Published by a transaction that is not committed. Files know it as PUBLISHED."""
+
+_AS_FILED = bytes(
+    [ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED, PUBLISHED, DELIVERED, PUBLISHED]
+)
 _FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
-_RELEASED_TABLE = bytes([*range(HELD), PUBLISHED, DELIVERED, *range(len(_AS_FILED), 256)])
+_RELEASED_TABLE = bytes([*range(HELD), PUBLISHED, DELIVERED, *range(PENDING, 256)])
 
 _NUMBERED_AT_ONCE = 1 << 14
 
@@ -137,8 +142,13 @@ class Segment:
 
     @property
     def outstanding(self) -> int:
-        """Entries delivered to a consumer, or being moved, and not yet acknowledged."""
-        return self.states.count(OUT) + self.states.count(MOVING)
+        """Entries that are with a consumer, being moved, or of a transaction under way."""
+        return self.states.count(OUT) + self.states.count(MOVING) + self.pending
+
+    @property
+    def pending(self) -> int:
+        """Entries of transactions that are not committed."""
+        return self.states.count(PENDING)
 
     def hold(self, rels: I64) -> I64:
         """Delay those of these entries that are ready, and return all that are delayed now."""
@@ -151,7 +161,8 @@ class Segment:
         fresh, again = rels[now == PUBLISHED], rels[now == DELIVERED]
         states[fresh] = HELD
         states[again] = HELD_AGAIN
-        held: I64 = rels[states[rels] >= HELD]
+        now = states[rels]
+        held: I64 = rels[(now == HELD) | (now == HELD_AGAIN)]
         return held
 
     def release_all(self) -> None:

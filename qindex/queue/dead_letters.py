@@ -57,8 +57,8 @@ def _refuse_to_wait() -> NoReturn:
 class Mover(Protocol):
     """Moves messages between the queues of an engine."""
 
-    pending: int
-    """Messages that were moved, and are yet to be acknowledged in their source."""
+    def is_behind(self) -> bool:
+        """Return whether :meth:`settle` has anything to do."""
 
     def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool) -> None:
         """Move messages, which are marked as being moved, to the source's dead-letter queue.
@@ -86,7 +86,7 @@ class DeadLetters:
         self.state = state
         self._outstanding = outstanding
         self.reader = reader
-        self._mover = mover
+        self.mover = mover
         self.waiting: list[Letter] = []
         # What a thread moves just now.
         self._under_way: list[Letter] = []
@@ -241,7 +241,7 @@ class DeadLetters:
                 failures[at] = error
         left: set[int] = set()
         try:
-            self._mover.move(self, list(letters.values()), waits=waits)
+            self.mover.move(self, list(letters.values()), waits=waits)
         except NotMovedError as error:
             left = {one.seq_id for one in error.left}
             for at, letter in letters.items():
@@ -311,7 +311,7 @@ class DeadLetters:
         if not letters:
             return bool(self._postponed)
         try:
-            self._mover.move(self, letters, waits=True)
+            self.mover.move(self, letters, waits=True)
         except NotMovedError as error:
             with state.lock.anyway:
                 self.waiting = error.left + self.waiting
@@ -330,15 +330,20 @@ class DeadLetters:
 
     def moved(self, letters: Sequence[Letter], *, dropped: bool = False) -> None:
         """Count messages as gone: they are in the dead-letter queue, or ``dropped`` by it."""
-        state = self.state
-        with state.lock.anyway:
-            state.index.count_moved(len(letters))
+        with self.state.lock.anyway:
             if not dropped:
-                state.tally.moved.update(one.reason for one in letters if one.target is None)
-            for one in letters:
-                state.leases.drop(one.seq_id)
-            if state.settled.waiting:
-                state.settled.notify_all()
+                given = (one.reason for one in letters if one.target is None)
+                self.state.tally.moved.update(given)
+            self.count_moved([one.seq_id for one in letters])
+
+    def count_moved(self, seqs: Sequence[int]) -> None:
+        """Count messages as gone that are acknowledged later, by :meth:`end_moved`. Lock held."""
+        state = self.state
+        state.index.count_moved(len(seqs))
+        for seq in seqs:
+            state.leases.drop(seq)
+        if state.settled.waiting:
+            state.settled.notify_all()
 
     def end_moved(self, seqs: Sequence[int]) -> None:
         """Acknowledge messages that were moved. Raises :class:`ClosedError`."""

@@ -38,11 +38,11 @@ class Outstanding:
     owner: Settles
 
     def __init__(self, state: QueueState) -> None:
-        self._state = state
+        self.state = state
 
     def ack_all(self, seqs: Seqs) -> None:
         """Acknowledge entries that are out, or being moved. Lock held."""
-        state = self._state
+        state = self.state
         state.index.acknowledge_many(seqs)
         if state.nacked_at or state.settled.waiting or state.stored_out:
             state.forget(seqs if isinstance(seqs, range) else seqs.tolist())
@@ -52,7 +52,7 @@ class Outstanding:
 
         Raises :class:`UsageError` for the first that is not, or that stands there twice.
         """
-        state = self._state
+        state = self.state
         index = state.index
         if isinstance(deliveries, Batch) and deliveries._queue is self.owner:
             seqs = seqs_of(deliveries)
@@ -101,7 +101,7 @@ class Outstanding:
         ``taken`` messages had been given back. No lock is needed."""
         # Nothing is loaded or made here: a segment that is not in memory has nothing with a
         # consumer.
-        state = self._state
+        state = self.state
         index = state.index
         seq_id -= state.base
         segment = index.segments.get(seq_id // index.entry_count)
@@ -114,21 +114,27 @@ class Outstanding:
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
         """Tell whether the lease of an entry has run out that a batch took when ``taken`` messages
         had been given back."""
-        return self._state.lapsed_at.get(seq_id - self._state.base, -1) > taken
+        return self.state.lapsed_at.get(seq_id - self.state.base, -1) > taken
 
     def not_ours(self, delivery: Delivery) -> StoreError:
         """Say why this delivery can't be settled by this queue."""
         owner = delivery._queue
-        if delivery._has_lapsed():
-            return lease_expired(delivery.seq_id)
-        if isinstance(owner, Refusing):
-            return owner.why(delivery.seq_id)
-        if owner is None or owner is self.owner:
-            return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
+        if owner is None or owner is self.owner or isinstance(owner, Refusing):
+            return refusal_of(delivery)
         return UsageError(
             f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
-            f"not to {self._state.name!r}"
+            f"not to {self.state.name!r}"
         )
+
+
+def refusal_of(delivery: Delivery) -> StoreError:
+    """Return the error for a delivery that nothing can settle any more."""
+    owner = delivery._queue
+    if delivery._has_lapsed():
+        return lease_expired(delivery.seq_id)
+    if isinstance(owner, Refusing):
+        return owner.why(delivery.seq_id)
+    return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
 
 
 def seqs_of(batch: Batch) -> Seqs:

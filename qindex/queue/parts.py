@@ -88,6 +88,13 @@ class QueueParts:
         """Return the level that a message belongs to. No lock is held."""
         return self
 
+    def place(self, message: Message, priority: int | None) -> tuple[QueueParts, Message]:
+        """Return the level that a message belongs to which is published with this priority, if it
+        is with any, and the message with it. No lock is held. Raises :class:`UsageError`."""
+        if priority is not None:
+            raise self.producer.without_priorities(priority)
+        return self, message
+
     def level_at(self, seq_id: int) -> QueueParts | None:
         """Return the level that has given out a seq_id, if there is one."""
         return None if seq_id >> SHIFT else self

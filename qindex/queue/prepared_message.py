@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +22,7 @@ class Prepared:
 class Notes(Protocol):
     """Notes that are taken elsewhere of an append, with the queue's lock held."""
 
-    def before(self, first: int) -> None:
+    def before(self, first: int, items: Sequence[Prepared]) -> None:
         """The messages are about to get the seq_ids from ``first`` on."""
 
     def after(self) -> None:

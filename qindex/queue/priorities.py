@@ -107,6 +107,12 @@ class PriorityParts(QueueParts):
         """Return the level that a message belongs to. No lock is held."""
         return self.level(priority_of(message.properties, self.max_priority))
 
+    def place(self, message: Message, priority: int | None) -> tuple[QueueParts, Message]:
+        """See :meth:`qindex.queue.parts.QueueParts.place`."""
+        if priority is not None:
+            message = with_priority(message, self.checked(priority))
+        return self.level_for(message), message
+
     def level_at(self, seq_id: int) -> QueueParts | None:
         """Return the level that has given out a seq_id, if there is one."""
         return self._by_priority.get(seq_id >> SHIFT)
@@ -509,6 +515,7 @@ class PrioritySettler(Settler):
         self._state = first.state
         self._flusher = first.flusher
         self._letters = first.letters
+        self.mover = first.letters.mover
         self._parts = parts
 
     def _of(self, delivery: Delivery) -> Settler:

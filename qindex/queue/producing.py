@@ -190,9 +190,10 @@ class Producer:
         waits: bool = True,
     ) -> int:
         """Publish a message with a priority. Raises :class:`UsageError`: this queue has none."""
-        raise self._without_priorities(priority)
+        raise self.without_priorities(priority)
 
-    def _without_priorities(self, priority: object) -> UsageError:
+    def without_priorities(self, priority: object) -> UsageError:
+        """Return the error for a publish with a priority."""
         return UsageError(
             f"queue {self.state.name!r} has no priorities, so a message can't have "
             f"priority={priority!r}: ask the engine for the queue with max_priority= while it is "
@@ -225,19 +226,47 @@ class Producer:
         timeout: float | None,
         due: int,
         waits: bool,
+        also: Notes | None = None,
     ) -> int:
+        """Publish a message with a unique key; ``also``: others that take note of it."""
         self.check_message(message)
         state = self.state
         with state.lock, state:
             taking = Taking(state.unique_keys(), state.check_unique, unique, window, until)
             taking.check()
         message = replace(message, headers=without_key(message.headers) | taking.headers)
+        notes: Notes = taking if also is None else _Both(taking, also)
         seqs = self._publish_all(
-            [message], ttl, persistent, confirm, timeout, due, waits, notes=taking
+            [message], ttl, persistent, confirm, timeout, due, waits, notes=notes
         )
         if waits and window is not None and (confirm or state.sync_each) and state.keys is not None:
             state.keys.sync()
         return seqs.start
+
+    def publish_noted(
+        self,
+        message: Message,
+        notes: Notes,
+        ttl: float | None,
+        timeout: float | None,
+        due: int,
+        unique: str | None,
+        window: float | None,
+        until: Until,
+        waits: bool,
+    ) -> int:
+        """Publish a message, as :meth:`publish`, of which ``notes`` are taken. They see to the
+        delay of one that is ``due`` later, and to its durability."""
+        if due:
+            with self.state.lock, self.state as state:
+                state.delays()
+            message = _with_due(message, due)
+        if unique is not None:
+            return self._publish_unique(
+                message, unique, window, until, ttl, True, False, timeout, 0, waits, notes
+            )
+        self.check_message(message)
+        return self._publish_all([message], ttl, True, False, timeout, 0, waits, notes).start
 
     def _fits(self, size: int) -> bool:
         """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""
@@ -358,7 +387,7 @@ class Producer:
     ) -> range:
         """See :meth:`qindex.queue.queue.Queue.publish_many`."""
         if priority is not None:
-            raise self._without_priorities(priority)
+            raise self.without_priorities(priority)
         state = self.state
         due = due_time(delay, at)
         given = messages if isinstance(messages, list | tuple) else list(messages)
@@ -613,7 +642,7 @@ class Producer:
                 seqs = index.append_batch(block, places, transient=not persistent)
             else:
                 with index.poison.whole():
-                    notes.before(seq)
+                    notes.before(seq, items)
                     seqs = index.append_batch(block, places, transient=not persistent)
                     notes.after()
             self._expirer.note(expiry)
@@ -652,6 +681,22 @@ class Producer:
         if seconds is None or (ttl is not None and ttl < seconds):
             seconds = ttl
         return 0 if seconds is None else run_clock.time_ns() // 1000 + int(seconds * 1e6)
+
+
+class _Both(Notes):
+    """Two who take note of one append."""
+
+    def __init__(self, first: Notes, second: Notes) -> None:
+        self._first = first
+        self._second = second
+
+    def before(self, first: int, items: Sequence[Prepared]) -> None:
+        self._first.before(first, items)
+        self._second.before(first, items)
+
+    def after(self) -> None:
+        self._first.after()
+        self._second.after()
 
 
 def batch_bytes(messages: Iterable[Body | Message]) -> int:

@@ -12,7 +12,7 @@ cdef class Settler:
     cdef public object name, outstanding
     cdef public QueueState _state
     cdef public Flusher _flusher
-    cdef public object _letters
+    cdef public object _letters, mover
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, given=Delivery,
                    seq=Py_ssize_t, synced=bint)

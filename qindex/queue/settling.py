@@ -17,7 +17,7 @@ from qindex.format.entries import Entry, make_entry
 from qindex.format.message import Message
 from qindex.format.settings import checked_name
 from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED
-from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delays import due_time, now_us, pause_before
 from qindex.queue.delivery import LAPSED, Delivery, no_delivery
 from qindex.queue.flushing import Flusher
@@ -51,6 +51,7 @@ class Settler:
         self._flusher = flusher
         self.outstanding = outstanding
         self._letters = letters
+        self.mover: Mover = letters.mover
         outstanding.owner = self
 
     # -- acknowledged ---------------------------------------------------------------------------
@@ -122,6 +123,30 @@ class Settler:
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
         """See :meth:`Outstanding.has_lapsed`."""
         return self.outstanding.has_lapsed(seq_id, taken)
+
+    # -- in transactions ------------------------------------------------------------------------
+
+    def begin_move(self, delivery: Delivery) -> None:
+        """Mark a delivery, so that nothing else can settle it. Raises as :meth:`ack`."""
+        with self._state.lock, self._state as state:
+            self.outstanding.seq_ids_of([delivery])
+            state.index.begin_move(delivery.seq_id - state.base)
+
+    def undo_move(self, delivery: Delivery) -> None:
+        """Let a delivery be with its consumer as before."""
+        with self._state.lock, self._state as state:
+            seq = delivery.seq_id - state.base
+            if state.index.state_of(seq) == MOVING:
+                state.index.undo_move(seq)
+
+    def end_move(self, deliveries: Sequence[Delivery]) -> tuple[DeadLetters, list[int]]:
+        """Count marked deliveries as acknowledged, and return what is to be acknowledged later.
+        Lock held."""
+        seqs = [one.seq_id - self._state.base for one in deliveries]
+        self._letters.count_moved(seqs)
+        for one in deliveries:
+            one._queue = None
+        return self._letters, seqs
 
     # -- given back -----------------------------------------------------------------------------
 

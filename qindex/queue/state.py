@@ -320,9 +320,9 @@ class QueueState:
     # -- figures --------------------------------------------------------------------------------
 
     def ready(self) -> int:
-        """Count the messages that are ready: neither with a consumer nor delayed. O(1)."""
+        """Count the messages that a consumer can have now. O(1)."""
         # The counts change under the lock and are read without it: a get may come in between.
-        return max(self.inside() - self.delayed(), 0)
+        return max(self.inside() - self.delayed() - self.index.pending, 0)
 
     def delayed(self) -> int:
         """Count the messages that are not due yet. O(1)."""
@@ -406,6 +406,24 @@ class QueueState:
         """Let a message, which is ready, be delivered again, at its place. Lock held."""
         if self.later is None or not self.later.give_back(seq, extra):
             self.index.ahead.give_back(seq, body, extra)
+
+    def admit(self, seq: int, due: int) -> None:
+        """Let a message of a transaction, which is committed now, be delivered once it is ``due``.
+        Lock held. :meth:`delays` was called before, for a delayed message."""
+        index = self.index
+        index.admit(seq)
+        if due:
+            self.delays().hold(seq, due)
+            return
+        if seq < index.ahead.next_fetch:
+            try:
+                self.give_back(seq, *index.read_held(seq))
+            except StoreError:
+                # Whoever comes to it next is told why.
+                self.rewind()
+                index.ahead.forget(min(seq, index.ahead.next_fetch))
+        if self.arrived.waiting:
+            self.arrived.notify()
 
     def rewind(self) -> None:
         """Forget what was read ahead; it is read again. Lock held."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import numpy as np
@@ -31,9 +31,10 @@ from qindex.format.unique import (
 )
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
-from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, PUBLISHED
+from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, PENDING, PUBLISHED
 from qindex.queue import run_clock
 from qindex.queue.notes_file import NotesFile
+from qindex.queue.prepared_message import Prepared
 
 _log = logging.getLogger("qindex.queue")
 
@@ -147,7 +148,7 @@ class UniqueKeys:
                 return False  # it is damaged: whoever takes it is told
         if message is None or message.headers.get(KEY_HEADER) != key:
             return False
-        waits = state in (PUBLISHED, HELD)
+        waits = state in (PUBLISHED, HELD, PENDING)
         return waits or message.headers.get(UNTIL_HEADER) != "delivered"
 
     def take(self, key: str, seq: int, window: int = 0) -> None:
@@ -268,7 +269,7 @@ class Taking:
         """Raise :class:`DuplicateError` if the key is taken."""
         self._check(self._key)
 
-    def before(self, first: int) -> None:
+    def before(self, first: int, _items: Sequence[Prepared]) -> None:
         """The message is about to be appended: nobody else can take the key meanwhile."""
         self.check()
         self._seq = first

@@ -631,7 +631,7 @@ class Loop:
             for served, replies in asked.items():
                 error: BaseException | None = None
                 try:
-                    if served.flusher.mover.pending:
+                    if served.flusher.mover.is_behind():
                         served.flusher.mover.settle()
                     served.queue._parts.sync_all()
                 except BaseException as caught:

@@ -95,11 +95,11 @@ class StoreCopy:
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
     ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
-    ascending, by queue directory. ``version``: of the new queue files; ``pair_entries``: entries a
-    segment of version 2. ``basic_for``: records become those that a node before 3.13 reads, of this
-    virtual host. ``progress`` is called with the messages that were copied and those there are.
-    Raises :class:`StoreError` when the source changes meanwhile,
-    :class:`OSError`.
+    ascending, by queue directory; ``undone``: likewise, because of transactions. ``version``: of
+    the new queue files; ``pair_entries``: entries a segment of version 2. ``basic_for``: records
+    become those that a node before 3.13 reads, of this virtual host. ``progress`` is called with
+    the messages that were copied and those there are. Raises :class:`StoreError` when the source
+    changes meanwhile, :class:`OSError`.
     """
 
     fs: FileSystem
@@ -114,6 +114,7 @@ class StoreCopy:
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck = field(init=False)
     moved: dict[str, I64] = field(default_factory=dict)
+    undone: dict[str, I64] = field(default_factory=dict)
     _kept_pairs: dict[str, int] = field(default_factory=dict)
     _sizes: list[tuple[npt.NDArray[np.bytes_], I64]] = field(default_factory=list)
     _doubles: dict[str, list[int]] = field(default_factory=dict)
@@ -391,6 +392,9 @@ class StoreCopy:
         return take_rows(batch, ~dropped & ~lost & ~double)
 
     def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
+        undone = self.undone.get(directory)
+        if undone is not None:
+            batch = take_rows(batch, ~np.isin(batch.seqs, undone))
         moved = self.moved.get(directory)
         if moved is None:
             return batch

@@ -1,9 +1,10 @@
-"""Moves to a dead-letter queue that a crash cut short, in a copy of a store.
+"""Moves and transactions that a crash cut short, in a copy of a store.
 
 As :mod:`qindex.engine.move_recovery` at an open: an entry of the source is left out of the copy
 when its message is in the dead-letter queue, or was, in this run of the operating system. A message
 that was there counts only if the dead-letter queue has lost nothing else: otherwise its entry stays
-in the source, so that each message that can be saved is in one of the two queues.
+in the source, so that each message that can be saved is in one of the two queues. What a
+transaction without a commit has published is left out, and so is what a committed one acknowledges.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from qindex.format.moves import Intent, sound_moves
 from qindex.format.priorities import LOW, SHIFT
 from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name
 from qindex.format.settings import checked_name
+from qindex.format.transactions import Noted, Published, read_transactions
 from qindex.tools.saved import loses
 
 Move = tuple[Intent, bool]
@@ -87,6 +89,61 @@ def _directory_of(fs: FileSystem, directory: str, vhost: str, name: str, seq_id:
         if priority or is_there(fs, os.path.join(directory, layout.QUEUES, found)):
             return found
     return directory_name(vhost, name)
+
+
+def read_noted(fs: FileSystem, directory: str) -> list[Noted]:
+    """Read the transactions of the store in ``directory``; as :func:`read_moves`."""
+    data = read_optional(fs, os.path.join(directory, layout.TRANSACTIONS))
+    return list(read_transactions(data or b"")[0].values())
+
+
+def names_in(noted: Iterable[Noted]) -> list[str]:
+    """Give the names of all queues that transactions name."""
+    names: dict[str, None] = {}
+    for one in noted:
+        names.update(dict.fromkeys(each.queue for each in one.published))
+        names.update(dict.fromkeys(queue for queue, _ in one.acks))
+    return [name for name in names if _can_be_one(name)]
+
+
+def undone(
+    fs: FileSystem,
+    directory: str,
+    vhost: str,
+    noted: Iterable[Noted],
+    findings: Iterable[Finding],
+    kept_entries: KeptEntries,
+) -> dict[str, I64]:
+    """Give the seq_ids that are to be left out because of transactions; as :func:`moved_away`."""
+    boot = fs.boot_id()
+    hurt = {_queue_directory(one, directory) for one in findings if loses(one)}
+    kept: dict[str, set[tuple[int, bytes]]] = {}
+    gone: dict[str, set[int]] = {}
+
+    def place(name: str, seq_id: int) -> str:
+        return _directory_of(fs, directory, vhost, name, seq_id)
+
+    def there(one: Published) -> set[int]:
+        queue = place(one.queue, one.first)
+        if queue not in kept:
+            kept[queue] = set(kept_entries(queue))
+        wanted = enumerate(one.ids, one.first & LOW)
+        return {seq for seq, msg_id in wanted if (seq, msg_id) in kept[queue]}
+
+    for each in noted:
+        published = [one for one in each.published if _can_be_one(one.queue)]
+        if each.boot is None:
+            for one in published:
+                gone.setdefault(place(one.queue, one.first), set()).update(there(one))
+            continue
+        same_run = bool(boot) and each.boot == boot
+        certain = same_run and hurt.isdisjoint(place(one.queue, one.first) for one in published)
+        if certain or all(len(there(one)) == len(one.ids) for one in published):
+            for queue, seqs in each.acks:
+                if _can_be_one(queue) and seqs:
+                    its = gone.setdefault(place(queue, seqs[0]), set())
+                    its.update(seq & LOW for seq in seqs)
+    return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
 
 
 def _can_be_one(name: str) -> bool:

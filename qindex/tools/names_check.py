@@ -34,6 +34,7 @@ _ROOT_FILES = frozenset(
         layout.MARKER,
         layout.LOCK,
         layout.MOVES,
+        layout.TRANSACTIONS,
         SNAPSHOT,
         layout.CONFIG,
         VHOST_FILE,

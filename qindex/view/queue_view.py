@@ -413,7 +413,10 @@ class QueueView:
         parts: list[tuple[I64, I64, Bools, U8, I64]] = []
         for index, source in enumerate(sources):
             state = states[source.seqs - base]
-            rows = np.flatnonzero((state == PUBLISHED) | (state == DELIVERED))
+            is_ready = (state == PUBLISHED) | (state == DELIVERED)
+            if self.rules.pending:
+                is_ready &= ~np.isin(source.seqs, list(self.rules.pending))
+            rows = np.flatnonzero(is_ready)
             if not len(rows):
                 continue
             heads = source.heads_of(rows)

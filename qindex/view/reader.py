@@ -40,7 +40,7 @@ from journal.memory.arrays import Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
-from qindex.format.priorities import SHIFT
+from qindex.format.priorities import SHIFT, split_seq_id
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
     QueueNameError,
@@ -49,6 +49,7 @@ from qindex.format.rabbitmq.names import (
 )
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
+from qindex.format.transactions import pending_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
@@ -428,7 +429,7 @@ class StoreReader:
     def pin_as(self, view: type[View], one: QueueDirectory) -> View:
         """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
         :class:`FileNotFoundError`, and as :func:`qindex.view.point_in_time.pin_queue`."""
-        return view(
+        pinned = view(
             self._fs,
             self.path_of(one),
             self.rules(one),
@@ -436,6 +437,15 @@ class StoreReader:
             place=self.place,
             busy=self.may_be_written,
         )
+        if self.vhost is None:
+            # Later than the queue: what was published by then is noted by now.
+            data = read_optional(self._fs, os.path.join(self.directory, layout.TRANSACTIONS))
+            if data:
+                found = (split_seq_id(seq) for seq in pending_in(data, one.name))
+                mine = one.priority or 0
+                pending = frozenset(seq for priority, seq in found if priority == mine)
+                pinned.rules = replace(pinned.rules, pending=pending)
+        return pinned
 
     @property
     def place(self) -> StorePlace:

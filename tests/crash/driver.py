@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -90,6 +90,10 @@ def body_of(number: int, kind: str) -> bytes:
     return (head + b"%d," % number * size)[:size]
 
 
+class _FailedError(Exception):
+    """Ends a transaction that is to be rolled back."""
+
+
 class _ByHand(Housekeeper):
     """The housekeeper without its thread."""
 
@@ -118,6 +122,7 @@ class Driver:
         self.books: dict[str, Book] = {}
         self._deliveries: dict[tuple[str, int], Delivery] = {}
         self._number = 0
+        self._transactions = 0
         self._each = self.options.get("durability") == "fsync"
         self.problems: list[str] = []
         self.clock = _Clock()
@@ -445,6 +450,66 @@ class Driver:
             one.ready = True
         self._note()
 
+    # -- transactions ---------------------------------------------------------------------------
+
+    def do_transact(
+        self,
+        targets: str,
+        source: str = "a",
+        count: int = 1,
+        kind: str = "small",
+        fails: bool = False,
+        meanwhile: tuple[Step, ...] = (),
+    ) -> None:
+        """Publish to each of the targets, and acknowledge outstanding deliveries, as one."""
+        assert self.engine is not None
+        for name in {*targets, source}:
+            self._queue(name)
+        held = self._held(source, 0, count)
+        books = [self.books[name] for name in {*targets, source}]
+        made: list[Message] = []
+        self._transactions += 1
+
+        def changed() -> None:
+            for book in books:
+                book.changed()
+            self._note()
+
+        with suppress(_FailedError), self.engine.transaction() as transaction:
+            for name in targets:
+                (one,) = self._new(name, kind)
+                one.going = one.gone = True  # nobody sees it, whatever comes
+                made.append(one)
+                self._note()
+                body = body_of(one.number, kind)
+                one.seq_id = transaction.publish(name, body, **KINDS[kind][1])
+                changed()
+            for one in held:
+                transaction.ack(self._deliveries[source, one.number])
+            for step in meanwhile:
+                self.run(step)
+            if fails:
+                raise _FailedError
+            for one in made:
+                one.going, one.gone = False, kind in _NOT_LASTING
+                one.published_in = self._transactions
+            for one in held:
+                one.going, one.acked_in = True, self._transactions
+            changed()
+        if fails:
+            for one in made:
+                one.safely_gone |= self._each
+            changed()
+            return
+        for one in held:
+            del self._deliveries[source, one.number]
+            one.gone = True
+            one.safely_gone |= self._each
+        for one in made:
+            one.published = one.ready = True
+            one.safe |= self._each
+        changed()
+
     # -- delays ---------------------------------------------------------------------------------
 
     def do_postpone(self, name: str, first: int = 0, count: int = 1) -> None:
@@ -617,6 +682,7 @@ def _repeatable(patches: dict[str, Any], clock: Callable[[], int]) -> Iterator[N
         for module in (
             "queue.producing",
             "engine.engine",
+            "engine.transactions",
             "queue.run_clock",
             "queue.dead_letter",
         ):

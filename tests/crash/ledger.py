@@ -46,6 +46,8 @@ class Promise:
     ``moved``: numbers, and names of dead-letter queues, of which it is certain that a message is
     in the one or the other, until it is ``leaving`` that one; after a loss of power it may be in
     both, unless it ``moves_once``.
+    ``published_in``, ``acked_in``: transactions whose commits have begun, and messages of theirs.
+    ``was_safe``: were durable, whatever became of them.
     """
 
     must_exist: bool
@@ -66,13 +68,16 @@ class Promise:
     letters: frozenset[int]
     moves_once: bool
     delayed: frozenset[int]
+    published_in: frozenset[tuple[int, int]]
+    acked_in: frozenset[tuple[int, int]]
+    was_safe: frozenset[int]
 
 
 @dataclass(slots=True)
 class Message:
     """One message in one queue. ``lasting``: it outlives the engine's run and its own ttl.
     ``delayed``: it was published, or given back, with a delay. ``rank``: its place among others,
-    once it is due."""
+    once it is due. ``published_in``, ``acked_in``: the numbers of transactions, 0 for none."""
 
     number: int
     lasting: bool
@@ -90,6 +95,8 @@ class Message:
     is_letter: bool = False
     delayed: bool = False
     rank: float = 0
+    published_in: int = 0
+    acked_in: int = 0
 
 
 @dataclass(slots=True)
@@ -176,12 +183,19 @@ class Book:
                 letters=_numbers(one for one in every if one.is_letter),
                 moves_once=self.moves_once,
                 delayed=_numbers(one for one in every if one.delayed),
+                published_in=_pairs((one.published_in, one.number) for one in every),
+                acked_in=_pairs((one.acked_in, one.number) for one in every),
+                was_safe=_numbers(one for one in every if one.safe),
             )
         return self._frozen
 
 
 def _numbers(messages: Iterable[Message]) -> frozenset[int]:
     return frozenset(one.number for one in messages)
+
+
+def _pairs(found: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    return frozenset(pair for pair in found if pair[0])
 
 
 def violations(
@@ -216,13 +230,15 @@ def violations(
         kept = promises[name].kept if kill else promises[name].safe
         if kept:
             found.append(f"{name}: lost {sorted(kept)}, with the queue")
-    return found + _moved(promises, outcome, kill)
+    whole = kill and not later_power
+    return found + _moved(promises, outcome, kill) + _together(promises, outcome, whole)
 
 
 def _with_power_lost(promise: Promise) -> Promise:
     if promise.moves_once:
         return promise
     moved = promise.letters.union(number for number, _ in promise.moved)
+    moved = moved.union(number for _, number in promise.published_in | promise.acked_in)
     unsynced = moved - promise.safely_gone
     return replace(promise, gone=promise.gone - unsynced, moved=frozenset())
 
@@ -240,6 +256,31 @@ def _moved(promises: dict[str, Promise], outcome: Outcome, kill: bool) -> list[s
                 found.append(f"message {number} is neither in {source!r} nor in {target!r}")
             if len(places) == 2 and (kill or promise.moves_once):
                 found.append(f"message {number} is both in {source!r} and in {target!r}")
+    return found
+
+
+def _together(promises: dict[str, Promise], outcome: Outcome, kill: bool) -> list[str]:
+    """Tell which transactions have happened in part. A loss of power may cut one that was not
+    synced in two, but nothing that it acknowledged goes without what it has published."""
+    present = {name: {one.number for one in messages} for name, messages, _ in outcome.queues}
+    arrived: dict[int, list[bool]] = {}
+    acked: dict[int, list[bool]] = {}
+    for name, promise in promises.items():
+        there = present.get(name, set())
+        for transaction, number in promise.published_in:
+            is_there = number in there or number in promise.leaving
+            arrived.setdefault(transaction, []).append(is_there)
+        for transaction, number in promise.acked_in:
+            if kill or promise.moves_once or number in promise.was_safe:
+                acked.setdefault(transaction, []).append(number not in there)
+    found = []
+    strict = kill or all(promise.moves_once for promise in promises.values())
+    for transaction in arrived.keys() | acked.keys():
+        came, went = arrived.get(transaction, []), acked.get(transaction, [])
+        if strict and len({*came, *went}) > 1:
+            found.append(f"transaction {transaction} is there in part: {came}, {went}")
+        if any(went) and not all(came):
+            found.append(f"transaction {transaction} has lost what it published")
     return found
 
 

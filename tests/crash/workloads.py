@@ -731,6 +731,8 @@ LIMITS: tuple[Workload, ...] = (
     ),
 )
 
+_THREE: tuple[Step, ...] = (("open",), ("queue", "a"), ("queue", "b"), ("queue", "c"))
+
 LATER: tuple[Workload, ...] = (
     *_many(
         "delays",
@@ -799,4 +801,52 @@ LATER: tuple[Workload, ...] = (
     ),
 )
 
-WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + LATER
+TOGETHER: tuple[Workload, ...] = (
+    *_many(
+        "transactions",
+        (
+            ("publish_many", "a", 4),
+            ("transact", "b", "a", 0),
+            ("sync",),
+            ("get", "a", 3),
+            ("transact", "bc", "a", 2),
+            ("publish", "b"),
+            ("sync",),
+            ("transact", "cb", "a", 1, "stored"),
+            ("consume", "b", 2),
+        ),
+        setup=_THREE,
+    ),
+    *_many(
+        "transactions rolled back",
+        (
+            ("publish_many", "a", 3),
+            ("get", "a", 2),
+            ("transact", "bc", "a", 1, "small", True),
+            ("transact", "bc", "a", 2, "stored", True),
+            ("sync",),
+            ("transact", "b", "a", 1),
+            ("publish", "b"),
+        ),
+        setup=_THREE,
+    ),
+    *_many(
+        "flushes in transactions",
+        (
+            ("publish_many", "a", 3),
+            ("get", "a", 2),
+            (
+                ("transact", "bc", "a", 1, "stored", False)
+                + ((("publish_many", "b", 3), ("get", "b"), ("flush", "b"), ("flush", "a")),)
+            ),
+            ("transact", "cb", "a", 1, "small", True, (("publish", "c"), ("flush", "c"))),
+            ("kill",),
+            ("get", "a"),
+            ("transact", "b", "a"),
+            ("reopen",),
+        ),
+        setup=_THREE,
+    ),
+)
+
+WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + LATER + TOGETHER

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
+import qindex
+from tests.effort import by_tier, chance
 from tests.server.support import WAIT, end_in_order, end_server, server_pid
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -62,3 +67,73 @@ def test_orders_survive_the_death_of_workers_and_of_the_server(tmp_path: Path) -
             process.communicate()
     os.kill(server_pid(data), signal.SIGTERM)  # it would linger
     end_server(data)
+
+
+def run_and_kill(command: list[str], seed: str) -> None:
+    """Run a program until it ends by itself; at first it is killed, again and again."""
+    rng = chance(seed)
+    for number in range(by_tier(quick=4, all=15, nightly=150)):
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+            try:
+                process.wait(rng.uniform(0.2, 0.25 + 0.05 * number))
+            except subprocess.TimeoutExpired:
+                process.kill()
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+
+
+def test_the_outbox_sends_what_follows_from_an_order_once(tmp_path: Path) -> None:
+    store, count = tmp_path / "store", by_tier(quick=200, all=2000, nightly=20_000)
+    command = [sys.executable, "-P", str(EXAMPLES / "outbox.py"), str(store), str(count)]
+    run_and_kill(command, "outbox")
+    with qindex.open(store) as engine:
+        for name in ("mails", "invoices"):
+            sent = [one.body.decode() for one in engine.queue(name).get_many(count + 1)]
+            assert sent == [f"order {number}" for number in range(count)]
+
+
+def test_the_pipeline_counts_each_word_once(tmp_path: Path) -> None:
+    store, count = tmp_path / "store", by_tier(quick=200, all=2000, nightly=20_000)
+    command = [sys.executable, "-P", str(EXAMPLES / "pipeline.py"), str(store)]
+    text = b"".join(b"one two %d\n" % (number % 7) for number in range(count))
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(text)
+        process.stdin.flush()
+        with contextlib.closing(sqlite3.connect(f"{store}.db")) as database:
+            deadline = time.monotonic() + WAIT
+            while time.monotonic() < deadline:
+                journals = list(store.glob("queues/*/journal.jif"))
+                if journals and journals[0].read_bytes().count(b"one two") == count:
+                    break
+                time.sleep(0.01)
+            process.kill()
+            process.wait()
+            run_and_kill(command, "pipeline")
+            found = dict(database.execute("SELECT word, count FROM words"))
+    assert found == Counter(text.decode().split())
+
+
+def test_a_reminder_is_sent_when_it_is_due_unless_it_is_cancelled(tmp_path: Path) -> None:
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", str(EXAMPLES / "mailer.py"), str(tmp_path), *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def told(*arguments: str) -> str:
+        with start(*arguments) as process:
+            return process.communicate(timeout=WAIT)[0].strip()
+
+    with qindex.open(tmp_path, shared=True):
+        assert [told("remind", seconds, "pay") for seconds in ("0.5", "0.5", "1e6")] == [
+            "0",
+            "1",
+            "2",
+        ]
+        assert told("cancel", "0") == "cancelled"
+        with start("send") as sender:
+            assert sender.stdout is not None
+            assert sender.stdout.readline() == "1 pay\n"
+            assert told("cancel", "1") == "too late"
+            end_in_order(sender)
+        assert told("cancel", "2") == "cancelled"
+    os.kill(server_pid(tmp_path), signal.SIGTERM)
+    end_server(tmp_path)

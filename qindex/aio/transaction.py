@@ -1,0 +1,79 @@
+"""Transactions of coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from time import time_ns
+from types import TracebackType
+from typing import Any
+
+from qindex.aio.delivery import Delivery
+from qindex.aio.queue import Queue
+from qindex.aio.threads import Helper
+from qindex.aio.waiting import with_room
+from qindex.engine import transactions as plain
+from qindex.format.message import Body, Message, message_of
+from qindex.format.unique import Until
+from qindex.queue.delays import due_time
+from qindex.queue.delivery import no_delivery
+
+
+class Transaction:
+    """As :class:`qindex.Transaction`, used in an ``async with`` block. Made by
+    :meth:`qindex.aio.Engine.transaction`. A block that is cancelled rolls back."""
+
+    __slots__ = ("_helper", "_plain")
+
+    def __init__(self, transaction: plain.Transaction, helper: Helper) -> None:
+        self._plain = transaction
+        self._helper = helper
+
+    async def __aenter__(self) -> Transaction:
+        await self._helper.finish(self._plain.__enter__)
+        return self
+
+    async def publish(
+        self,
+        queue: str | Queue,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
+        priority: int | None = None,
+    ) -> int:
+        """Publish a message once the transaction is committed; see
+        :meth:`qindex.Transaction.publish`."""
+        message = message_of(body, key, headers, properties, time_ns())
+        due = due_time(delay, at)
+        target = queue._queue if isinstance(queue, Queue) else queue
+        publish = partial(
+            self._plain._publish,
+            *(target, message, ttl, timeout, due, unique, window, until, priority),
+            waits=False,
+        )
+        return await with_room(partial(self._helper.finish, publish), timeout)
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery once the transaction is committed; see
+        :meth:`qindex.Transaction.ack`."""
+        if not isinstance(delivery, Delivery):
+            raise no_delivery(delivery)
+        await self._helper.finish(partial(self._plain.ack, delivery._plain))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._helper.finish(partial(self._plain.__exit__, kind, error, trace))

@@ -1,0 +1,142 @@
+"""The file ``qindex.transactions`` of an open engine (:mod:`qindex.format.transactions`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+
+from journal.errors import StorageError
+from journal.fs.files import FileSystem, close_quietly, pwrite_all, replace_file, unlink_if_there
+from journal.locks.call_lock import CallLock
+from journal.locks.lock_order import Rank
+from journal.poison import Poison
+from qindex.format import layout
+
+_log = logging.getLogger("qindex.transactions")
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_EMPTY_FROM = 1 << 16
+"""The file is emptied when nothing in it matters, and it has this many bytes."""
+_SHORTEN_FROM = 1 << 20
+"""It is written anew, with what matters, when it has this many bytes."""
+
+
+class TransactionLog:
+    """The file. Thread-safe.
+
+    ``unsynced``: it has what power loss may take.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, poison: Poison, *, durable: bool) -> None:
+        self._fs = fs
+        self._path = os.path.join(directory, layout.TRANSACTIONS)
+        self._poison = poison
+        self._durable = durable
+        self._lock = CallLock()
+        self._lock.before_waiting = poison.order.add(Rank.TRANSACTIONS, self._lock.is_mine)
+        self._fd: int | None = None
+        self._end = 0
+        self._next = 0
+        # The frames of each transaction that recovery would have to know of.
+        self._live: dict[int, list[bytes]] = {}
+        self.unsynced: bool = False
+
+    def begin(self) -> int:
+        """Return the number of a new transaction."""
+        with self._lock:
+            self._next += 1
+            self._live[self._next] = []
+            return self._next
+
+    def note(self, number: int, frame: bytes) -> None:
+        """Append a frame; durably, where each call is durable. Raises :class:`StorageError`; then
+        the frame counts only if writes are refused from now on."""
+        fs = self._fs
+        with self._lock:
+            self._poison.check()
+            syncing = False
+            try:
+                fd = self._opened()
+                pwrite_all(fs, fd, frame, self._end)
+                if self._durable:
+                    syncing = True
+                    fs.fdatasync(fd)
+            except OSError as error:
+                failure = StorageError(self._path, "a transaction can't be noted", error)
+                if syncing:
+                    self._poison.set(failure)
+                raise failure from error
+            self._end += len(frame)
+            self._live[number].append(frame)
+            self.unsynced = not self._durable
+
+    def _opened(self) -> int:
+        fs = self._fs
+        if self._fd is not None and self._end >= _SHORTEN_FROM:
+            data = b"".join(frame for frames in self._live.values() for frame in frames)
+            if len(data) <= _SHORTEN_FROM // 2:
+                replace_file(fs, self._path, data)
+                fs.close(self._fd)
+                self._fd, self._end = None, len(data)
+        if self._fd is None:
+            if self._durable and not self._end:
+                # First: with a handle of the file, nobody would sync its name again.
+                fs.close(fs.open(self._path, _FLAGS))
+                fs.sync_dir(os.path.dirname(self._path))
+            self._fd = fs.open(self._path, _FLAGS)
+        return self._fd
+
+    def end(self, numbers: Collection[int]) -> None:
+        """Forget transactions all of whose effects are in the queues."""
+        with self._lock:
+            for number in numbers:
+                self._live.pop(number, None)
+            if not self._live and self._end >= _EMPTY_FROM:
+                self._empty()
+
+    def _empty(self) -> None:
+        if self._fd is None or self._poison.reason is not None:
+            return
+        try:
+            self._fs.truncate(self._fd, 0)
+        except OSError as error:
+            # What stays is of transactions that have ended: it says nothing wrong.
+            _log.warning("%s: can't be emptied: %s", self._path, error)
+            return
+        self._end = 0
+        self.unsynced = True
+
+    def sync(self) -> None:
+        """Make all that was noted durable. Raises :class:`StorageError`."""
+        with self._lock:
+            if not self.unsynced or self._fd is None:
+                return
+            self._poison.check()
+            try:
+                self._fs.fdatasync(self._fd)
+            except OSError as error:
+                failure = StorageError(self._path, "transactions can't be synced", error)
+                self._poison.set(failure)
+                raise failure from error
+            self.unsynced = False
+
+    def close(self) -> None:
+        """Remove the file, durably, if no transaction in it matters. Raises
+        :class:`StorageError`."""
+        fs = self._fs
+        with self._lock:
+            fd, self._fd = self._fd, None
+            if fd is None:
+                return
+            is_over = not self._live and self._poison.reason is None
+            try:
+                if is_over:
+                    # An old state of it must not come back, and undo what was committed.
+                    fs.truncate(fd, 0)
+                    fs.fdatasync(fd)
+                    unlink_if_there(fs, self._path)
+            except OSError as error:
+                raise StorageError(self._path, "can't be removed", error) from error
+            finally:
+                close_quietly(fs, fd, self._path)

@@ -1,0 +1,159 @@
+"""The bytes of ``qindex.transactions``: what the transactions of a run have published, and which of
+them are committed.
+
+::
+
+    0        4              12             12 + length
+    +--------+--------------+--------------+------+
+    | length | xxh3 (8)     | msgpack      | 0xff |   one frame after the other
+    +--------+--------------+--------------+------+
+
+    [number, queue, first seq_id, [message id, ...]]       published, before it is in the queue
+    [number, boot id, [[queue, [seq_id, ...]], ...]]       committed, with what it acknowledges
+
+Integers are big-endian. A transaction without a frame of its commit never happened. The last frame
+may be torn by a crash: what it was to announce had not begun. Any other frame whose checksum is
+wrong is damaged. Where there is one, no transaction is taken for uncommitted: a message too many is
+better than one too few.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+from xxhash import xxh3_64_digest
+
+from journal.findings import Cause, Finding, Kind
+from journal.packed import unpack
+from journal.schema import Bytes, Int, ListOf, Row, Text, check
+from qindex.format.layout import MAX_NAME_BYTES
+
+_HEAD = struct.Struct(">I8s")
+_END = b"\xff"
+_NUMBER = Int(0, (1 << 64) - 1)
+_NAME = Text(MAX_NAME_BYTES, least=1)
+_SEQ = Int(0, (1 << 63) - 1)
+"""Those of a priority queue have the priority in their top bits."""
+_PUBLISHED = Row((_NUMBER, _NAME, _SEQ, ListOf(Bytes(16, 16))))
+_COMMITTED = Row((_NUMBER, Bytes(0, 64), ListOf(Row((_NAME, ListOf(_SEQ))))))
+_pack = msgpack.Packer().pack
+
+Acks = list[tuple[str, list[int]]]
+"""seq_ids by the name of their queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Messages with these ids, which have the seq_ids ``first, first + 1, ...`` of ``queue``."""
+
+    queue: str
+    first: int
+    ids: list[bytes]
+
+
+@dataclass(slots=True)
+class Noted:
+    """What is noted of one transaction. ``boot``: the run of the operating system in which it was
+    committed, empty if unknown; None: it was not committed. ``acks``: what it acknowledges."""
+
+    published: list[Published] = field(default_factory=list)
+    boot: bytes | None = None
+    acks: Acks = field(default_factory=list)
+
+
+def pack_published(number: int, queue: str, first: int, ids: list[bytes]) -> bytes:
+    """Return the frame of messages that a transaction is about to publish."""
+    return _frame(_pack((number, queue, first, ids)))
+
+
+def pack_committed(number: int, boot: bytes, acks: Acks) -> bytes:
+    """Return the frame of a commit."""
+    return _frame(_pack((number, boot, acks)))
+
+
+def _frame(packed: bytes) -> bytes:
+    return _HEAD.pack(len(packed), xxh3_64_digest(packed)) + packed + _END
+
+
+def read_transactions(data: bytes) -> tuple[dict[int, Noted], list[int]]:
+    """Return what is noted of each transaction, by its number, and the offsets of damaged frames.
+
+    Where there are any, transactions without a commit have a ``boot`` that is empty.
+    """
+    found: dict[int, Noted] = {}
+    damaged: list[int] = []
+    for at, value in _values(data):
+        if value is None:
+            damaged.append(at)
+            continue
+        noted = found.setdefault(value[0], Noted())
+        if len(value) == 4:
+            noted.published.append(Published(*value[1:]))
+        else:
+            noted.boot = value[1]
+            noted.acks = [(queue, seqs) for queue, seqs in value[2]]
+    for noted in found.values() if damaged else ():
+        noted.boot = noted.boot or b""
+    return found, damaged
+
+
+def damage_in(path: str, data: bytes) -> list[Finding]:
+    """Return the findings of damaged frames in the file ``path``."""
+    lost = "messages of transactions that were not committed may be there, and acknowledged ones"
+    what, kind = "a damaged record of transactions", Kind.CHECKSUM
+    return [
+        Finding(path, at, 0, Cause.DAMAGE, what, lost, kind) for at in read_transactions(data)[1]
+    ]
+
+
+def pending_in(data: bytes, queue: str) -> frozenset[int]:
+    """Return the seq_ids that transactions without a commit have given out in a queue."""
+    found = read_transactions(data)[0].values()
+    published = [one for noted in found if noted.boot is None for one in noted.published]
+    return frozenset(
+        seq
+        for one in published
+        if one.queue == queue
+        for seq in range(one.first, one.first + len(one.ids))
+    )
+
+
+def _values(data: bytes) -> Iterator[tuple[int, list[Any] | None]]:
+    """Yield offset and content of each frame; None for a damaged one. O(n) without damage."""
+    at = 0
+    while at + _HEAD.size < len(data):
+        packed, end = _frame_at(data, at)
+        if packed is None:
+            following = _next_sound(data, at + 1)
+            if following < 0 and data[end - 1 : end] != _END:
+                return  # torn
+            yield at, None
+            at = following if following > 0 else len(data)
+            continue
+        try:
+            value = unpack(packed)
+            is_commit = isinstance(value, list) and len(value) == 3
+            check(value, _COMMITTED if is_commit else _PUBLISHED)
+            yield at, value
+        except ValueError:
+            yield at, None
+        at = end
+
+
+def _frame_at(data: bytes, at: int) -> tuple[bytes | None, int]:
+    """Return what the frame at an offset holds, None if it is not sound, and its end."""
+    length, digest = _HEAD.unpack_from(data, at)
+    start, end = at + _HEAD.size, at + _HEAD.size + length + 1
+    packed = data[start : end - 1]
+    is_sound = length and data[end - 1 : end] == _END and xxh3_64_digest(packed) == digest
+    return (packed if is_sound else None), end
+
+
+def _next_sound(data: bytes, start: int) -> int:
+    """Return the offset of the next sound frame, or -1. O(n)."""
+    heads = range(start, len(data) - _HEAD.size)
+    return next((at for at in heads if _frame_at(data, at)[0] is not None), -1)
