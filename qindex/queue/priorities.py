@@ -290,10 +290,8 @@ class PriorityProducer(Producer):
         level = parts.level(parts.checked(priority))
         if isinstance(body, Message):
             body = with_priority(body, priority)
-        elif properties is None:
-            properties = {PROPERTY: priority}
-        elif isinstance(properties, Mapping):
-            properties = {**properties, PROPERTY: priority}
+        elif properties and isinstance(properties, Mapping):
+            properties = properties_with(properties, priority)
         seq = level.producer.publish(
             body,
             key,
@@ -330,12 +328,15 @@ class PriorityProducer(Producer):
         given: Sequence[Body | Message] = list(messages)
         if priority is not None:
             parts.checked(priority)
-            given = [
-                with_priority(one if isinstance(one, Message) else Message(as_bytes(one)), priority)
-                if isinstance(one, Message | Body)
-                else one
-                for one in given
-            ]
+            if any(isinstance(one, Message) for one in given):
+                given = [
+                    with_priority(
+                        one if isinstance(one, Message) else Message(as_bytes(one)), priority
+                    )
+                    if isinstance(one, Message | Body)
+                    else one
+                    for one in given
+                ]
         else:
             priority = self._common(given)
         level = parts.level(priority)
@@ -372,9 +373,15 @@ class PriorityProducer(Producer):
 
 def with_priority(message: Message, priority: int) -> Message:
     """Return a message with a priority among its properties."""
-    if message.properties.get(PROPERTY) == priority:
-        return message  # properties that a node wrote keep their types
-    return replace(message, properties={**message.properties, PROPERTY: priority})
+    properties = properties_with(message.properties, priority)
+    return message if properties is message.properties else replace(message, properties=properties)
+
+
+def properties_with(properties: Mapping[str, Any], priority: int) -> Mapping[str, Any]:
+    """Return properties with a priority among them; 0 is that of a message without any."""
+    if properties.get(PROPERTY, 0) == priority:
+        return properties  # those that a node wrote keep their types
+    return {**properties, PROPERTY: priority}
 
 
 class PriorityDeliverer(Deliverer):

@@ -111,6 +111,8 @@ class Producer:
             if delay is not None or at is not None:
                 due = due_time(delay, at)
             if unique is not None:
+                if state.base and not properties and not isinstance(body, Message):
+                    properties = state.properties
                 message = message_of(body, key, headers, properties, time_ns())
                 return self._publish_unique(
                     message, unique, window, until, ttl, persistent, confirm, timeout, due, waits
@@ -122,7 +124,7 @@ class Producer:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
-                message = Message(body, key, headers or {}, properties or {})
+                message = Message(body, key, headers or {}, properties or dict(state.properties))
                 return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
             middle, expiry = frame
             limits = state.limits
@@ -136,7 +138,7 @@ class Producer:
             state.take()
             if limits is not None and not self._fits(len(body)):
                 lock.release()
-                message = Message(body, key, headers or {}, properties or {})
+                message = Message(body, key, headers or {}, properties or dict(state.properties))
                 return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
             later = state.delays() if due else None
             index = state.index
@@ -152,6 +154,10 @@ class Producer:
                 seq = index.append(record)
                 if expiry:
                     self._expirer.note(expiry)
+                elif middle is state.middle:
+                    ahead = index.ahead
+                    if ahead.keeps_up(index.tail, seq, len(body)):
+                        ahead.add(seq, body, stamp)
                 if later is not None:
                     later.hold(seq, due)
             if limits is not None:
@@ -301,8 +307,11 @@ class Producer:
         if ttl is not None or state.message_ttl is not None:
             expiry = self.expiry(ttl)
         if key is None and not headers and not properties:
-            return due_middle(due) if due else NOTHING, expiry
-        headers, properties = headers or _NO_TABLE, properties or _NO_TABLE
+            if not state.base:
+                return due_middle(due) if due else NOTHING, expiry
+            if not due and (room < 0 or len(state.middle) - len(NOTHING) <= room):
+                return state.middle, expiry
+        headers, properties = headers or _NO_TABLE, properties or state.properties
         _check_parts(key, headers, properties)
         if due:
             headers = {**headers, DUE_HEADER: due}
@@ -403,17 +412,24 @@ class Producer:
         batch = cast("Sequence[bytes]", given)
         if largest > state.options.max_message_bytes:
             _each(batch, lambda body: state.check_size(len(body)))
-        if largest > state.most_embedded or state.limits is not None or not persistent:
+        middle = state.middle
+        most = state.most_embedded - len(middle) + len(NOTHING)
+        if largest > most or state.limits is not None or not persistent:
             stamp = time_ns()
-            stamped = [Message(body, timestamp=stamp) for body in batch]
+            its = state.properties
+            stamped = [Message(body, properties=dict(its), timestamp=stamp) for body in batch]
             return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
         expiry, now = self.expiry(ttl), time_ns()
+        framed = middle
+        if due:
+            its = state.properties
+            framed = encode_middle(None, {DUE_HEADER: due}, its) if its else due_middle(due)
 
         def make(seq: int) -> tuple[bytes | memoryview, I64]:
             if expiry or due:
-                alike = repeat(due_middle(due) if due else NOTHING)
+                alike = repeat(framed)
                 return framed_batch(seq, state.id_high, batch, repeat(now), alike, expiry)
-            return plain_batch(seq, state.id_high, batch, now)
+            return plain_batch(seq, state.id_high, batch, now, middle)
 
         return self._append_batch(make, expiry, due, confirm, waits)
 

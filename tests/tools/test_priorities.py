@@ -173,7 +173,7 @@ def test_convert_hands_priority_queues_over(tmp_path: Path, to: int) -> None:
     assert [(row.priority, row.seq_id) for row in rows] == [
         (seq >> SHIFT, seq & ((1 << SHIFT) - 1)) for seq, _ in wanted
     ]
-    assert {row.properties["priority"] for row in rows} == {0, 1, 2, 3}
+    assert {row.properties.get("priority", 0) for row in rows} == {0, 1, 2, 3}
     back = qindex.salvage(tmp_path / "vhost", tmp_path / "back")
     assert back.complete
     assert delivered(tmp_path / "back") == wanted
