@@ -673,6 +673,12 @@ class PriorityFlusher(Flusher):
             for level in self._parts.levels:
                 level.flusher.flush()
 
+    def flush_now(self) -> None:
+        """Flush all levels. The emptied journals need not be durable where their records were
+        not."""
+        for level in self._parts.levels:
+            level.flusher.flush_now()
+
     def sync(self) -> None:
         """Make all that returned before durable against power loss."""
         with self.state.calls.here():
