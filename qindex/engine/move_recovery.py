@@ -89,33 +89,6 @@ def finish_moves(
     return lambda: _remove(fs, path)
 
 
-def _levels_of(
-    intent: Intent, queue_of: Callable[[str], QueueParts | None]
-) -> tuple[QueueParts | None, QueueParts | None]:
-    """Return the levels of the source and of the target; all messages are of one level in each."""
-    first = intent.seqs[0] if intent.seqs else 0
-    return (
-        _level_of(intent.source, first, queue_of),
-        _level_of(intent.target, intent.first, queue_of),
-    )
-
-
-def _level_of(
-    name: str, seq_id: int, queue_of: Callable[[str], QueueParts | None]
-) -> QueueParts | None:
-    """Return the level of a queue that has given out a seq_id, if there is one."""
-    queue = queue_of(name)
-    return None if queue is None else queue.level_at(seq_id)
-
-
-def _in_levels(intent: Intent) -> Intent:
-    """Return an intent with the seq_ids that the directories have; -1 for one that is of another
-    directory than the first."""
-    priority = intent.seqs[0] >> SHIFT if intent.seqs else 0
-    seqs = [seq & LOW if seq >> SHIFT == priority else -1 for seq in intent.seqs]
-    return replace(intent, first=intent.first & LOW, seqs=seqs)
-
-
 def finish_transactions(
     fs: FileSystem,
     directory: str,
@@ -146,7 +119,7 @@ def finish_transactions(
 
 def _undo(noted: Noted, queue_of: Callable[[str], QueueParts | None]) -> None:
     for one in noted.published:
-        target = _level_of(one.queue, one.first, queue_of)
+        target = _level(queue_of(one.queue), one.first)
         undone = [] if target is None else list(_arrived(one, target.state.index))
         if target is not None and undone:
             _log.info(
@@ -165,7 +138,7 @@ def _acknowledge(
     same_run: bool,
 ) -> None:
     for one in noted.published if noted.acks else ():
-        target = _level_of(one.queue, one.first, queue_of)
+        target = _level(queue_of(one.queue), one.first)
         if target is None:
             continue  # it was deleted, with what was in it
         index = target.state.index
@@ -173,18 +146,41 @@ def _acknowledge(
         if not certain and len(list(_arrived(one, index))) < len(one.ids):
             return  # power was lost, and so were messages: those that are acknowledged stay
     for name, seqs in noted.acks:
-        source = _level_of(name, seqs[0] if seqs else 0, queue_of)
-        mine = [seq & LOW for seq in seqs]
-        done = [] if source is None else [seq for seq in mine if _holds(source.state.index, seq)]
-        if source is not None and done:
+        by_level: dict[QueueParts, list[int]] = {}
+        for seq in seqs:
+            source = _level(queue_of(name), seq)
+            if source is not None and _holds(source.state.index, seq & LOW):
+                by_level.setdefault(source, []).append(seq & LOW)
+        for source, done in by_level.items():
             source.letters.drop_moved(done)
 
 
 def _arrived(published: Published, index: QueueIndex) -> Iterator[int]:
-    """Yield the seq_ids that messages of a transaction have in their queue, if they are there."""
+    """Yield the seq_ids that messages of a transaction have in their level, if they are there."""
     for seq, wanted in enumerate(published.ids, published.first & LOW):
-        if message_id(index, seq) == wanted:
+        if _message_id(index, seq) == wanted:
             yield seq
+
+
+def _levels_of(
+    intent: Intent, queue_of: Callable[[str], QueueParts | None]
+) -> tuple[QueueParts | None, QueueParts | None]:
+    """Return the levels of the source and of the target; all messages are of one level in each."""
+    first = intent.seqs[0] if intent.seqs else 0
+    source, target = queue_of(intent.source), queue_of(intent.target)
+    return _level(source, first), _level(target, intent.first)
+
+
+def _level(queue: QueueParts | None, seq_id: int) -> QueueParts | None:
+    return None if queue is None else queue.level_at(seq_id)
+
+
+def _in_levels(intent: Intent) -> Intent:
+    """Return an intent with the seq_ids that the directories have; -1 for one that is of another
+    directory than the first."""
+    priority = intent.seqs[0] >> SHIFT if intent.seqs else 0
+    seqs = [seq & LOW if seq >> SHIFT == priority else -1 for seq in intent.seqs]
+    return replace(intent, first=intent.first & LOW, seqs=seqs)
 
 
 def _remove(fs: FileSystem, path: str) -> None:
@@ -194,7 +190,7 @@ def _remove(fs: FileSystem, path: str) -> None:
 
 def _moved(intent: Intent, target: QueueParts) -> list[int]:
     """Give the seq_ids, in the source, of the messages that are found in the target."""
-    found = (message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
+    found = (_message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
     return [
         seq
         for seq, wanted, there in zip(intent.seqs, intent.ids, found, strict=True)
@@ -202,7 +198,7 @@ def _moved(intent: Intent, target: QueueParts) -> list[int]:
     ]
 
 
-def message_id(index: QueueIndex, seq: int) -> bytes | None:
+def _message_id(index: QueueIndex, seq: int) -> bytes | None:
     """Give the message id of an entry that is not acknowledged."""
     if not _holds(index, seq):
         return None

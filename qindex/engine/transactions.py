@@ -64,8 +64,8 @@ class _Part:
         """Announce the messages."""
         ids = [item.msg_id for item in items]
         state = self.parts.state
-        packed = pack_published(self._number, state.name, state.base + first, ids)
-        self._log.note(self._number, packed)
+        frame = pack_published(self._number, state.name, state.base + first, ids)
+        self._log.note(self._number, frame)
         self._seqs, self._items = range(first, first + len(items)), items
 
     def after(self) -> None:

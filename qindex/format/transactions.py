@@ -31,13 +31,13 @@ from journal.findings import Cause, Finding, Kind
 from journal.packed import unpack
 from journal.schema import Bytes, Int, ListOf, Row, Text, check
 from qindex.format.layout import MAX_NAME_BYTES
+from qindex.format.priorities import LOW, SHIFT
 
 _HEAD = struct.Struct(">I8s")
 _END = b"\xff"
 _NUMBER = Int(0, (1 << 64) - 1)
 _NAME = Text(MAX_NAME_BYTES, least=1)
 _SEQ = Int(0, (1 << 63) - 1)
-"""Those of a priority queue have the priority in their top bits."""
 _PUBLISHED = Row((_NUMBER, _NAME, _SEQ, ListOf(Bytes(16, 16))))
 _COMMITTED = Row((_NUMBER, Bytes(0, 64), ListOf(Row((_NAME, ListOf(_SEQ))))))
 _pack = msgpack.Packer().pack
@@ -110,14 +110,15 @@ def damage_in(path: str, data: bytes) -> list[Finding]:
     ]
 
 
-def pending_in(data: bytes, queue: str) -> frozenset[int]:
-    """Return the seq_ids that transactions without a commit have given out in a queue."""
+def pending_in(data: bytes, queue: str, priority: int) -> frozenset[int]:
+    """Return the seq_ids that transactions without a commit have given out in the directory of a
+    priority of a queue."""
     found = read_transactions(data)[0].values()
     published = [one for noted in found if noted.boot is None for one in noted.published]
     return frozenset(
-        seq
+        seq & LOW
         for one in published
-        if one.queue == queue
+        if one.queue == queue and one.first >> SHIFT == priority
         for seq in range(one.first, one.first + len(one.ids))
     )
 

@@ -81,16 +81,6 @@ def moved_away(
     return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
 
 
-def _directory_of(fs: FileSystem, directory: str, vhost: str, name: str, seq_id: int) -> str:
-    """Return the name of the directory that holds a message of a queue."""
-    priority = seq_id >> SHIFT
-    if priority <= MAX_PRIORITY:
-        found = directory_name(vhost, name, priority)
-        if priority or is_there(fs, os.path.join(directory, layout.QUEUES, found)):
-            return found
-    return directory_name(vhost, name)
-
-
 def read_noted(fs: FileSystem, directory: str) -> list[Noted]:
     """Read the transactions of the store in ``directory``; as :func:`read_moves`."""
     data = read_optional(fs, os.path.join(directory, layout.TRANSACTIONS))
@@ -120,11 +110,11 @@ def undone(
     kept: dict[str, set[tuple[int, bytes]]] = {}
     gone: dict[str, set[int]] = {}
 
-    def place(name: str, seq_id: int) -> str:
-        return _directory_of(fs, directory, vhost, name, seq_id)
+    def place_of(queue: str, seq_id: int) -> str:
+        return _directory_of(fs, directory, vhost, queue, seq_id)
 
     def there(one: Published) -> set[int]:
-        queue = place(one.queue, one.first)
+        queue = place_of(one.queue, one.first)
         if queue not in kept:
             kept[queue] = set(kept_entries(queue))
         wanted = enumerate(one.ids, one.first & LOW)
@@ -134,16 +124,25 @@ def undone(
         published = [one for one in each.published if _can_be_one(one.queue)]
         if each.boot is None:
             for one in published:
-                gone.setdefault(place(one.queue, one.first), set()).update(there(one))
+                gone.setdefault(place_of(one.queue, one.first), set()).update(there(one))
             continue
-        same_run = bool(boot) and each.boot == boot
-        certain = same_run and hurt.isdisjoint(place(one.queue, one.first) for one in published)
+        targets = {place_of(one.queue, one.first) for one in published}
+        certain = bool(boot) and each.boot == boot and hurt.isdisjoint(targets)
         if certain or all(len(there(one)) == len(one.ids) for one in published):
             for queue, seqs in each.acks:
-                if _can_be_one(queue) and seqs:
-                    its = gone.setdefault(place(queue, seqs[0]), set())
-                    its.update(seq & LOW for seq in seqs)
+                for seq in seqs if _can_be_one(queue) else ():
+                    gone.setdefault(place_of(queue, seq), set()).add(seq & LOW)
     return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
+
+
+def _directory_of(fs: FileSystem, directory: str, vhost: str, name: str, seq_id: int) -> str:
+    """Return the name of the directory that holds a message of a queue."""
+    priority = seq_id >> SHIFT
+    if priority <= MAX_PRIORITY:
+        found = directory_name(vhost, name, priority)
+        if priority or is_there(fs, os.path.join(directory, layout.QUEUES, found)):
+            return found
+    return directory_name(vhost, name)
 
 
 def _can_be_one(name: str) -> bool:

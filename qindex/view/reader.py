@@ -40,7 +40,7 @@ from journal.memory.arrays import Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
-from qindex.format.priorities import SHIFT, split_seq_id
+from qindex.format.priorities import SHIFT
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
     QueueNameError,
@@ -441,9 +441,7 @@ class StoreReader:
             # Later than the queue: what was published by then is noted by now.
             data = read_optional(self._fs, os.path.join(self.directory, layout.TRANSACTIONS))
             if data:
-                found = (split_seq_id(seq) for seq in pending_in(data, one.name))
-                mine = one.priority or 0
-                pending = frozenset(seq for priority, seq in found if priority == mine)
+                pending = pending_in(data, one.name, one.priority or 0)
                 pinned.rules = replace(pinned.rules, pending=pending)
         return pinned
 

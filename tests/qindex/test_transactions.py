@@ -96,6 +96,35 @@ def test_an_exception_undoes_it(tmp_path: Path) -> None:
     assert qindex.verify(tmp_path).findings == []
 
 
+def test_priorities(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        jobs = engine.queue("jobs", max_priority=255)
+        jobs.publish(b"source", priority=200)
+        delivery = jobs.get()
+        with engine.transaction() as tx:
+            tx.publish(jobs, b"low")
+            seq = tx.publish(jobs, b"high", properties={"priority": 255})
+            tx.ack(delivery)
+            killed = copy_live(tmp_path, tmp_path.parent / "killed before")
+        with pytest.raises(FailedError), engine.transaction() as tx:
+            tx.publish(jobs, b"undone", properties={"priority": 255})
+            raise FailedError
+        after = copy_live(tmp_path, tmp_path.parent / "killed after")
+        assert jobs.peek(1)[0].seq_id == seq
+    for directory, wanted in (
+        (killed, [b"source"]),
+        (after, [b"high", b"low"]),
+        (tmp_path, [b"high", b"low"]),
+    ):
+        with qindex.open(directory, read_only=True) as reader:
+            there = [one.body for one in reader.queue("jobs").peek(9)]
+            assert there[:1] + there[-1:] == wanted[:1] + wanted[-1:]
+        assert repair_store(directory, directory.with_suffix(".new"), fs=REAL).complete
+        for each in (directory.with_suffix(".new"), directory):
+            with open_quietly(each) as engine:
+                assert bodies(engine.queue("jobs")) == wanted
+
+
 def test_a_consumer_that_waits_gets_what_is_committed(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
