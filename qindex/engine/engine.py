@@ -356,7 +356,7 @@ class Engine:
         except OSError as error:
             what = f"the settings of queue {queue.name!r} can't be changed"
             raise StorageError(self.directory, what, error) from error
-        state.change_settings(wanted)
+        queue._parts.change_settings(wanted)
 
     def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> QueueParts:
         first = directory_name(self._vhost, raw, 0)

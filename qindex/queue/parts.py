@@ -91,6 +91,10 @@ class QueueParts:
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
         state.load_notes(files)
 
+    def change_settings(self, settings: QueueSettings) -> None:
+        """See :meth:`qindex.queue.state.QueueState.change_settings`."""
+        self.state.change_settings(settings)
+
     @property
     def levels(self) -> Sequence[QueueParts]:
         """The levels of a priority queue, the highest first; this alone for any other queue."""

@@ -21,6 +21,7 @@ from journal.durations import NO_DURATIONS, Durations
 from journal.errors import DamageError, StoreError, UsageError
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.priorities import LOW, PROPERTY, SHIFT, priority_of
+from qindex.format.settings import QueueSettings
 from qindex.format.unique import Until
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delivering import Consumer, Deliverer
@@ -45,7 +46,10 @@ class PriorityParts(QueueParts):
     takes the engine's lock.
     """
 
-    __slots__ = ("_by_priority", "_levels", "_make", "deliverers")
+    __slots__ = ("_by_priority", "_levels", "_make")
+
+    deliverer: PriorityDeliverer
+    producer: PriorityProducer
 
     def __init__(self, made: Mapping[int, QueueParts], make: Callable[[int], QueueParts]) -> None:
         first = made[0]
@@ -59,8 +63,6 @@ class PriorityParts(QueueParts):
         self.deliverer = PriorityDeliverer(self)
         self.producer = PriorityProducer(self)
         self._levels: tuple[QueueParts, ...] = ()
-        self.deliverers: tuple[Deliverer, ...] = ()
-        """Those of the levels, the highest first."""
         self._arrange()
 
     def _arrange(self) -> None:
@@ -72,8 +74,12 @@ class PriorityParts(QueueParts):
             if level.state not in self._states():
                 self._states().append(level.state)
         self.state.count_ready_bytes()
-        self.deliverers = tuple(level.deliverer for level in levels)
         self._levels = levels
+        self.deliverer.levels = tuple(level.deliverer for level in levels)
+        self.producer.known = [
+            self._by_priority[priority].producer if priority in self._by_priority else None
+            for priority in range(self.max_priority + 1)
+        ]
 
     def _states(self) -> list[QueueState]:
         assert self.state.levels is not None
@@ -83,6 +89,12 @@ class PriorityParts(QueueParts):
         """Take up a level that was just made. The engine's lock is held."""
         with self.state.lock:
             self._by_priority[priority] = level
+            self._arrange()
+
+    def change_settings(self, settings: QueueSettings) -> None:
+        """See :meth:`qindex.queue.state.QueueState.change_settings`."""
+        self.state.change_settings(settings)
+        with self.state.lock:
             self._arrange()
 
     def made(self, priority: int) -> QueueParts | None:
@@ -231,6 +243,18 @@ class PriorityProducer(Producer):
         first = parts.level(0).producer
         super().__init__(first.state, first._flusher, parts.room, first._expirer)
         self._parts = parts
+        # Those of the levels, by priority; None where there is none yet.
+        self.known: list[Producer | None] = [first]
+
+    def _of(self, priority: int) -> Producer:
+        """Return what publishes messages of a priority. Raises :class:`UsageError`."""
+        known = self.known
+        at = priority if type(priority) is int else -1
+        if 0 <= at < len(known):
+            producer = known[at]
+            if producer is not None:
+                return producer
+        return self._parts.level(self._parts.checked(priority)).producer
 
     def publish(
         self,
@@ -250,13 +274,13 @@ class PriorityProducer(Producer):
         waits: bool = True,
     ) -> int:
         """Publish a message without a priority, or with one among its properties."""
-        parts = self._parts
+        producer = self.known[0]
         given = body.properties if isinstance(body, Message) else properties
-        priority = 0
         if given and isinstance(given, Mapping):
-            priority = priority_of(given, parts.max_priority)
-        level = parts.level(priority)
-        seq = level.producer.publish(
+            parts = self._parts
+            producer = parts.level(priority_of(given, parts.max_priority)).producer
+        assert producer is not None
+        seq = producer.publish(
             body,
             key,
             headers,
@@ -272,7 +296,7 @@ class PriorityProducer(Producer):
             until,
             waits,
         )
-        return level.state.base + seq
+        return producer.state.base + seq
 
     def publish_at(
         self,
@@ -293,13 +317,12 @@ class PriorityProducer(Producer):
         waits: bool = True,
     ) -> int:
         """Publish a message with a priority, which is among the properties of its record."""
-        parts = self._parts
-        level = parts.level(parts.checked(priority))
+        producer = self._of(priority)
         if isinstance(body, Message):
             body = with_priority(body, priority)
         elif properties and isinstance(properties, Mapping):
             properties = properties_with(properties, priority)
-        seq = level.producer.publish(
+        seq = producer.publish(
             body,
             key,
             headers,
@@ -315,7 +338,7 @@ class PriorityProducer(Producer):
             until,
             waits,
         )
-        return level.state.base + seq
+        return producer.state.base + seq
 
     def publish_many(
         self,
@@ -400,6 +423,8 @@ class PriorityDeliverer(Deliverer):
             first.state, first.flusher, first.letters.reader, first.letters, first.settler
         )
         self._parts = parts
+        # Those of the levels, the highest first.
+        self.levels: tuple[Deliverer, ...] = (first.deliverer,)
 
     def get(
         self,
@@ -428,7 +453,7 @@ class PriorityDeliverer(Deliverer):
 
     def _take(self, lease: float | None, waits: bool) -> Delivery | None:
         """Take the first message of the highest level that has one, without waiting for any."""
-        for level in self._parts.deliverers:
+        for level in self.levels:
             state = level._state
             index = state.index
             # The level of priority 0 is asked in any case: it says so if the queue is closed.
@@ -463,7 +488,7 @@ class PriorityDeliverer(Deliverer):
         An error ends the batch before its message, which raises it at the next call."""
         parts: list[Batch] = []
         count = 0
-        for level in self._parts.deliverers:
+        for level in self.levels:
             state = level._state
             # As for one message, the level of priority 0 is asked in any case.
             if state.base and not (state.index.has_any() or level._owed or state.index.changing):
@@ -487,7 +512,7 @@ class PriorityDeliverer(Deliverer):
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
         seen: list[Delivery] = []
-        for level in self._parts.deliverers:
+        for level in self.levels:
             found = level.peek(most - len(seen) if isinstance(most, int) else most)
             for one in found:
                 one.seq_id += level._state.base
@@ -496,7 +521,7 @@ class PriorityDeliverer(Deliverer):
 
     def drain(self) -> None:
         """Hand out no more messages."""
-        for level in self._parts.deliverers:
+        for level in self.levels:
             level._state.draining = True
         self.wake_consumers()
 

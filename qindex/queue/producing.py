@@ -144,7 +144,10 @@ class Producer:
             index = state.index
             stamp = words.now_ns()
             if middle is NOTHING and not expiry:
-                record = plain_record(index.next_seq, state.id_high, body, stamp)
+                if state.base:
+                    record = framed_record(index.next_seq, state.id_high, body, stamp, state.middle)
+                else:
+                    record = plain_record(index.next_seq, state.id_high, body, stamp)
                 seq = index.append(record)
                 ahead = index.ahead
                 if ahead.keeps_up(index.tail, seq, len(body)):
@@ -154,10 +157,6 @@ class Producer:
                 seq = index.append(record)
                 if expiry:
                     self._expirer.note(expiry)
-                elif middle is state.middle:
-                    ahead = index.ahead
-                    if ahead.keeps_up(index.tail, seq, len(body)):
-                        ahead.add(seq, body, stamp)
                 if later is not None:
                     later.hold(seq, due)
             if limits is not None:

@@ -213,7 +213,8 @@ class QueueState:
         self.watched: bool = limited or self.delivery_limit > 0 or settings.dead_letter is not None
         # Bodies up to this size are embedded, where the message needs nothing else.
         plain = settings.message_ttl is None and not limited
-        self.most_plain: int = self.most_embedded if plain and not self.base else -1
+        most = self.most_embedded - len(self.middle) + len(NOTHING)
+        self.most_plain: int = most if plain else -1
 
     # -- the lock -------------------------------------------------------------------------------
 
