@@ -330,6 +330,9 @@ class Engine:
         NO_SETTINGS.changed(**given)
         if dead_letter == name:
             raise UsageError(f"queue {name!r} can't be its own dead-letter queue")
+        if max_priority is not None:
+            # A queue that becomes a priority queue is to have nothing that is still to be durable.
+            self._moves.settle()
         with self._lock:
             hashed = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
@@ -570,7 +573,7 @@ class Engine:
         parts = queue._parts
         state = parts.state
         if isinstance(parts, PriorityParts):
-            held = parts.ready() + parts.out() + sum(one.state.delayed() for one in parts.levels)
+            held = sum(one.state.index.live for one in parts.levels)
             self._check_priorities(queue.name, parts.max_priority, max_priority, held)
             return queue
         if not isinstance(max_priority, int):

@@ -76,6 +76,18 @@ def test_an_urgent_message_comes_after_the_running_one_at_most(engine: qindex.En
     assert len(done) == 201
 
 
+def test_low_priorities_wait_as_long_as_there_are_higher_ones(engine: qindex.Engine) -> None:
+    """Demand, priority: there is no longest wait, and the documentation says so."""
+    queue = engine.queue("jobs", max_priority=1)
+    queue.publish(b"low")
+    for _ in range(50):
+        queue.publish(b"high", priority=1)
+        assert queue.get().body == b"high"
+    assert queue.get().body == b"low"
+    docs = Path(__file__).parents[2] / "docs" / "limits.md"
+    assert "There is no longest wait." in docs.read_text()
+
+
 def test_a_requeued_message_returns_to_its_place(engine: qindex.Engine) -> None:
     queue = engine.queue("jobs", max_priority=2)
     queue.publish_many([b"a", b"b"], priority=1)
