@@ -1,4 +1,4 @@
-"""What an engine, and a queue, can do wherever the store is open: in this process, or in a server.
+"""Accept an engine or a queue of either kind: its store is open in this process, or in a server.
 
 >>> def drain(queue: AnyQueue) -> int:
 ...     return sum(1 for delivery in queue.consume(timeout=0) if delivery.ack() is None)

@@ -169,7 +169,8 @@ class Deliverer:
                 given._extra = extra
                 if again:
                     state.tally.again += 1
-                if (state.watched or lease is not None) and not self._hand_out(given, lease):
+                noted = state.watched or state.returns or lease is not None
+                if noted and not self._hand_out(given, lease):
                     index.handed_out()
                     continue
                 index.handed_out()

@@ -85,7 +85,7 @@ class QueueParts:
         self.deliverer: Deliverer = Deliverer(
             state, self.flusher, reader, self.letters, self.settler
         )
-        self.finder: Finder = Finder(state, reader)
+        self.finder: Finder | None = None
         self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
@@ -117,6 +117,8 @@ class QueueParts:
 
     def find(self, key: str, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.find`."""
+        if self.finder is None:
+            self.finder = Finder(self.state, self.letters.reader)
         return self.finder.find(key, most)
 
     def ready(self) -> int:

@@ -509,8 +509,10 @@ class QueueState:
         self.index.journal.sync()
 
     def sync_all(self) -> None:
-        """Make messages and journal durable, in this order: an index entry is never there
-        without its message."""
+        """Make messages, journal and the windows of unique keys durable, in this order: an index
+        entry is never there without its message."""
         if self.messages is not None:
             self.messages.sync()
         self.index.journal.sync()
+        if self.keys is not None:
+            self.keys.sync()

@@ -1,4 +1,4 @@
-"""What the requests of clients do: one engine, its queues, and who holds which deliveries."""
+"""Do what the requests of clients ask for, with one engine and its queues."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Server(Loop):
             seq = served.publish(body, waits=False)
         except WouldWaitError:
             return self._publish_any(conn, number, served, body, {})
-        reply = self.frame(number, 0, seq)
+        reply = self.frame.of((number, 0, seq))
         if served.sync_each:
             return self.durable(served, conn, number, reply)
         if not seq & 63 and served.flusher.is_due():
@@ -381,15 +381,17 @@ class Server(Loop):
         tag = session.hold(served, delivery)
         extra = delivery._extra
         try:
-            reply = self.frame(
-                number,
-                wire.DONE,
-                tag,
-                delivery.seq_id,
-                delivery.body,
-                delivery.redelivered,
-                delivery.delivery_count,
-                extra if type(extra) is int else extra_of(delivery),
+            reply = self.frame.of(
+                (
+                    number,
+                    0,
+                    tag,
+                    delivery.seq_id,
+                    delivery.body,
+                    delivery.redelivered,
+                    delivery.delivery_count,
+                    extra if type(extra) is int else extra_of(delivery),
+                )
             )
         except UsageError:
             session.take_back((tag,))
@@ -537,7 +539,7 @@ class Server(Loop):
     def _ack(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._served.get(request[2]) or self._queue(request[2])
         self._ack_one(conn, served, request[3], request[4])
-        reply = self.frame(number, 0)
+        reply = self.frame.of((number, 0))
         return self._settled(served, conn, number, reply) if served.sync_each else reply
 
     def _settled(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:

@@ -1,4 +1,4 @@
-"""Sessions: which client holds which deliveries, and where they go when it ends.
+"""Keep which client holds which deliveries, and give them back when it ends.
 
 Nothing here knows of sockets, or of bytes.
 """
@@ -54,7 +54,7 @@ class Served:
 
 
 class Credit:
-    """What one consumer may still be given: at most ``prefetch`` messages are with it at a time.
+    """Limit what one consumer is given: at most ``prefetch`` messages are with it at a time.
 
     ``held``: the tags of those that are. ``is_hungry``: it has none left to hand out, and waits.
     """
@@ -94,7 +94,6 @@ class Session:
 
     def __init__(self) -> None:
         self.id: bytes = os.urandom(16)
-        self.connections: int = 0
         self.has_said_bye = False
         self._held: dict[int, Held | HeldBatch] = {}
         self._next_tag = 1
