@@ -119,6 +119,30 @@ class AnyQueue(Protocol):
     def __len__(self) -> int: ...
 
 
+class AnyTransaction(Protocol):
+    """A transaction: :class:`qindex.Transaction` or its twin in a shared store."""
+
+    def publish(
+        self,
+        queue: str,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
+    ) -> int: ...
+    def ack(self, delivery: Delivery) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+
+
 class AnyEngine(Protocol):
     """An engine: :class:`qindex.Engine` or :class:`qindex.SharedEngine`. The former describes the
     methods."""
@@ -160,6 +184,7 @@ class AnyEngine(Protocol):
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]: ...
+    def transaction(self) -> AnyTransaction: ...
     def sync(self) -> None: ...
     def flush(self) -> None: ...
     def stats(self) -> EngineStats: ...

@@ -202,12 +202,17 @@ class SharedQueue:
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.queue.queue.Queue.get`.
 
@@ -215,7 +220,11 @@ class SharedQueue:
         """
         self._check_delivery()
         seconds = seconds_to_wait(timeout)
-        if ack is None:
+        if seq_id is not None:
+            if ack is not None:
+                self._owner_of(ack).ack(ack)
+            values = self._home.make(self, (ANY, wire.GET_ONE, seq_id, lease))
+        elif ack is None:
             values = self._home.make(self, (ANY, wire.GET, seconds, lease))
         else:
             its_owner = self._owner_of(ack)
@@ -251,6 +260,10 @@ class SharedQueue:
     def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
         return list(run(calls.peek(max_messages), self._make))
+
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        return list(run(calls.find(key, max_messages), self._make))
 
     def _check_delivery(self) -> None:
         if self._home.is_draining:

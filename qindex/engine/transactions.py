@@ -37,8 +37,7 @@ from qindex.format.transactions import pack_published
 from qindex.format.unique import Until
 from qindex.index.segment import PENDING
 from qindex.queue.delays import due_time
-from qindex.queue.delivery import Delivery, no_delivery
-from qindex.queue.outstanding import refusal_of
+from qindex.queue.delivery import Delivery, no_delivery, refusal_of
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.queue import Queue

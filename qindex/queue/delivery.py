@@ -284,6 +284,16 @@ class Delivery:
         return f"<Delivery seq_id={self.seq_id}, {len(self.body)} bytes{again}>"
 
 
+def refusal_of(delivery: Delivery) -> StoreError:
+    """Return the error for a delivery that nothing can settle any more."""
+    owner = delivery._queue
+    if delivery._has_lapsed():
+        return lease_expired(delivery.seq_id)
+    if isinstance(owner, Refusing):
+        return owner.why(delivery.seq_id)
+    return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
+
+
 def make_delivery(
     queue: Settles | None, seq_id: int, body: bytes, redelivered: bool, extra: int | Entry
 ) -> Delivery:
