@@ -501,6 +501,7 @@ class InOptions(TypedDict, total=False):
     timeout: float | None
     delay: float | None
     at: datetime | None
+    priority: int | None
     unique: str | None
     window: float | None
     until: Until
