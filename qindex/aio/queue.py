@@ -277,21 +277,30 @@ class Queue:
     async def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    async def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     async def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. It is taken after the last suspension: what
-        is cancelled has taken nothing. ``ack``: a delivery that is acknowledged first. See
+        is cancelled has taken nothing. ``ack``: a delivery that is acknowledged first. ``seq_id``:
+        take this message, without waiting for it. See
         :meth:`qindex.queue.queue.Queue.get`.
         """
         if ack is not None:
             await self.ack(ack)
+        if seq_id is not None:
+            given = self._deliverer.take_at(seq_id, lease=lease, waits=False)
+            return None if given is None else Delivery(self, given)
         return await self.get_unless(timeout, lease, _never)
 
     async def get_unless(
@@ -488,6 +497,11 @@ class Queue:
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
         found = await self._aside_run(lambda: self._queue.peek(max_messages))
+        return [Delivery(self, one) for one in found]
+
+    async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        found = await self._aside_run(lambda: self._queue.find(key, max_messages))
         return [Delivery(self, one) for one in found]
 
     async def purge(self) -> int:

@@ -24,7 +24,7 @@ from journal.errors import DamageError, StoreError
 from qindex.compat import shared
 from qindex.compat.set_aside import set_aside
 from qindex.queue.delivery import Delivery
-from qindex.queue.lifo import peek_last, take_at, take_last
+from qindex.queue.lifo import peek_last, take_last
 
 _log = logging.getLogger("qindex.scrapy")
 
@@ -114,7 +114,7 @@ class Requests(shared.Shared):
                     self._places[seq] = place
                 if twice is not None:
                     # A crash came between a message's move and the end of where it had been.
-                    before = take_at(self._together, twice)
+                    before = self._together.get(seq_id=twice)
                     if before is not None:
                         before.ack()
         if count < len(self._together):
@@ -180,11 +180,11 @@ class Requests(shared.Shared):
             seq = waiting.few.pop() if newest else waiting.few.popleft()
             self._places.pop(seq, None)
             try:
-                delivery = take_at(self._together, seq)
+                delivery = self._together.get(seq_id=seq)
             except DamageError as error:
                 _log.error("%s", error)
                 # It may have been met on the way, and this one may be sound.
-                delivery = take_at(self._together, seq)
+                delivery = self._together.get(seq_id=seq)
         return None if delivery is None else Popped(waiting, delivery, own is not None)
 
     def peek(self, waiting: Waiting, *, newest: bool) -> bytes | None:

@@ -22,8 +22,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from time import monotonic
@@ -271,16 +270,25 @@ class Moves:
     # -- transactions ---------------------------------------------------------------------------
 
     def commit(
-        self, number: int, parts: Sequence[Part], acks: Sequence[tuple[Settler, Delivery]]
+        self,
+        number: int,
+        parts: Sequence[Part],
+        acks: Sequence[tuple[Settler, Delivery]],
+        decided: Callable[[], None],
     ) -> None:
         """Commit a transaction: what it has published can be delivered, and its deliveries, which
-        are marked as being moved, are acknowledged. Raises :class:`StoreError`; nothing has changed
-        then, or writes are refused from now on."""
-        targets = list({id(one.parts): one.parts.state for one in parts}.values())
+        are marked as being moved, are acknowledged. ``decided`` is called at the commit point.
+        Raises :class:`StoreError`; nothing has changed then, or writes are refused from now on."""
+        targets: list[QueueState] = []
+        for part in parts:
+            if part.parts.state not in targets:
+                targets.append(part.parts.state)
         by_owner: dict[Settler, list[Delivery]] = {}
         for owner, delivery in acks:
             by_owner.setdefault(owner, []).append(delivery)
         noted = [(owner.name, [one.seq_id for one in given]) for owner, given in by_owner.items()]
+        states = targets + [owner.outstanding.state for owner in by_owner]
+        moved = []
         with self._lock:
             if self._closed:
                 raise ClosedError("the engine is closed")
@@ -288,25 +296,37 @@ class Moves:
             if self._fsync:
                 for target in targets:
                     target.sync_all()
-            sources = [owner.outstanding.state for owner in by_owner]
-            states = {id(one): one for one in (*targets, *sources)}
-            with self._poison.whole(), held_together(list(states.values())):
+            locks = _locks_of(states)
+            try:
+                _take_together(locks)
+                for state in states:
+                    if state.index.changing:
+                        state.read_again()
                 self.log.note(number, pack_committed(number, self._boot, noted))
+                decided()
                 try:
                     for part in parts:
                         part.admit()
-                    moved = [owner.end_move(given) for owner, given in by_owner.items()]
-                except BaseException as error:
+                    for owner, given in by_owner.items():
+                        moved.append((*owner.end_move(given), targets))
+                except StoreError as error:
                     self._poison.cut_short(error)
                     raise
+            except BaseException as error:
+                if not isinstance(error, StoreError):
+                    self._poison.cut_short(error)
+                raise
+            finally:
+                for lock in locks:
+                    lock.let_go()
             if moved:
-                self._pending += [(letters, seqs, targets) for letters, seqs in moved]
+                self._pending += moved
                 self.pending += len(acks)
                 self._unsettled.append(number)
                 if self._fsync:
                     self._settle()
             else:
-                self.log.end([number])
+                self.log.end((number,))
         if moved:
             self._settle_later(True)
 
@@ -417,34 +437,27 @@ class Part(Protocol):
         """Let it be delivered. The queue's lock is held."""
 
 
-@contextmanager
-def held_together(states: Sequence[QueueState]) -> Iterator[None]:
-    """Hold the locks of queues. One of them is waited for, with none held; the others are tried,
-    and all are released before another one is waited for. Raises as a queue that is closed."""
-    locks = list({id(state.lock): state.lock for state in states}.values())
-    try:
-        first = 0
-        while locks:
-            locks[first].__enter__()
-            taken = _try_others(locks, first)
-            if taken is None:
-                break
-            for lock in locks:
-                lock.let_go()
-            first = taken
-        for state in states:
-            if state.index.changing:
-                state.read_again()
-        yield
-    except BaseException as error:
-        if not isinstance(error, StoreError):
-            for state in states:
-                if state.lock.is_mine():
-                    state.index.changing += 1
-        raise
-    finally:
+def _locks_of(states: Sequence[QueueState]) -> list[PatientLock]:
+    """Return the locks of queues, each once."""
+    locks: list[PatientLock] = []
+    for state in states:
+        if state.lock not in locks:
+            locks.append(state.lock)
+    return locks
+
+
+def _take_together(locks: Sequence[PatientLock]) -> None:
+    """Take all of these locks. One of them is waited for, with none held; the others are tried, and
+    all are released before another one is waited for. Raises as a queue that is closed."""
+    first = 0
+    while locks:
+        locks[first].__enter__()
+        busy = _try_others(locks, first)
+        if busy is None:
+            return
         for lock in locks:
             lock.let_go()
+        first = busy
 
 
 def _try_others(locks: Sequence[PatientLock], held: int) -> int | None:

@@ -88,6 +88,10 @@ class ReadOnlyQueue:
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self._engine._refuse()
 
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key. Reads the queue up to the last one that is returned."""
+        return list(islice((one for one in self if one.key == key), max_messages))
+
     publish = _refuse
     publish_many = _refuse
     reserve = _refuse
@@ -163,6 +167,7 @@ class ReadOnlyEngine:
         self._check_open()
         raise UsageError(self._refusal)
 
+    get = _refuse
     publish_to = _refuse
     transaction = _refuse
     delete_queue = _refuse

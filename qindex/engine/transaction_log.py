@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
+from itertools import count
 
-from journal.errors import StorageError
+from journal.errors import ClosedError, StorageError
 from journal.fs.files import FileSystem, close_quietly, pwrite_all, replace_file, unlink_if_there
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
@@ -37,17 +38,22 @@ class TransactionLog:
         self._lock.before_waiting = poison.order.add(Rank.TRANSACTIONS, self._lock.is_mine)
         self._fd: int | None = None
         self._end = 0
-        self._next = 0
         # The frames of each transaction that recovery would have to know of.
         self._live: dict[int, list[bytes]] = {}
+        self._numbers = count(1)
+        self._refused: set[int] = set()
         self.unsynced: bool = False
 
     def begin(self) -> int:
         """Return the number of a new transaction."""
+        number = next(self._numbers)
+        self._live[number] = []
+        return number
+
+    def refuse(self, number: int) -> None:
+        """Take no more frames of a transaction, which is rolled back."""
         with self._lock:
-            self._next += 1
-            self._live[self._next] = []
-            return self._next
+            self._refused.add(number)
 
     def note(self, number: int, frame: bytes) -> None:
         """Append a frame; durably, where each call is durable. Raises :class:`StorageError`; then
@@ -55,6 +61,9 @@ class TransactionLog:
         fs = self._fs
         with self._lock:
             self._poison.check()
+            frames = self._live.get(number)
+            if frames is None or number in self._refused:
+                raise ClosedError("the transaction is rolled back: the engine is closing")
             syncing = False
             try:
                 fd = self._opened()
@@ -68,7 +77,7 @@ class TransactionLog:
                     self._poison.set(failure)
                 raise failure from error
             self._end += len(frame)
-            self._live[number].append(frame)
+            frames.append(frame)
             self.unsynced = not self._durable
 
     def _opened(self) -> int:
@@ -92,6 +101,7 @@ class TransactionLog:
         with self._lock:
             for number in numbers:
                 self._live.pop(number, None)
+                self._refused.discard(number)
             if not self._live and self._end >= _EMPTY_FROM:
                 self._empty()
 

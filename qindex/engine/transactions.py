@@ -35,6 +35,7 @@ from qindex.format.entries import make_entry
 from qindex.format.message import Body, Message, message_of
 from qindex.format.transactions import pack_published
 from qindex.format.unique import Until
+from qindex.index.segment import PENDING
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import Delivery, no_delivery
 from qindex.queue.outstanding import refusal_of
@@ -45,12 +46,13 @@ from qindex.queue.settling import Settler
 
 _log = logging.getLogger("qindex.transactions")
 
+_BARE = (None,) * 7
+
 
 class _Part:
-    """What a transaction publishes by one call: :class:`qindex.queue.prepared_message.Notes`.
+    """What a transaction publishes by one call: :class:`qindex.queue.prepared_message.Notes`."""
 
-    ``messages``: seq_id, message id (empty: it is embedded), bytes of the body, and due time.
-    """
+    __slots__ = ("_due", "_items", "_log", "_number", "_seqs", "parts")
 
     def __init__(self, log: TransactionLog, number: int, parts: QueueParts, due: int) -> None:
         self._log = log
@@ -58,19 +60,33 @@ class _Part:
         self.parts = parts
         self._due = due
         self._seqs = range(0)
-        self._items: Sequence[Prepared] = ()
+        # Of each message its id, where it is in the message store, and the bytes of its body.
+        self._items: list[tuple[bytes, int]] = []
+
+    def publish(self, body: bytes) -> int:
+        """Publish a body that needs nothing else; -1 if it does."""
+
+        def announce(seq: int, msg_id: bytes) -> None:
+            self._seqs, self._items = range(seq, seq + 1), [(b"", len(body))]
+            self._announce(seq, [msg_id])
+
+        return self.parts.producer.append_pending(body, announce)
 
     def before(self, first: int, items: Sequence[Prepared]) -> None:
         """Announce the messages."""
-        ids = [item.msg_id for item in items]
+        self._seqs = range(first, first + len(items))
+        self._items = [(b"" if item.stored is None else item.msg_id, item.size) for item in items]
+        self._announce(first, [item.msg_id for item in items])
+
+    def _announce(self, first: int, ids: list[bytes]) -> None:
         state = self.parts.state
         frame = pack_published(self._number, state.name, state.base + first, ids)
         self._log.note(self._number, frame)
-        self._seqs, self._items = range(first, first + len(items)), items
 
     def after(self) -> None:
         """Keep them from all readers."""
-        self.parts.state.index.pend(self._seqs)
+        for seq in self._seqs:
+            self.parts.state.index.pend(seq)
 
     def admit(self) -> None:
         """Let them be delivered. Lock held."""
@@ -81,12 +97,10 @@ class _Part:
         """Drop them, as nobody has seen them. Raises :class:`StoreError`."""
         state = self.parts.state
         with state.lock, state:
-            for seq, item in zip(self._seqs, self._items, strict=True):
-                stored = item.stored is not None
-                entry = make_entry(
-                    item.msg_id if stored else b"", 0, item.size, None, stored=stored
-                )
-                self.parts.letters.reader.drop(seq, entry)
+            for seq, (msg_id, size) in zip(self._seqs, self._items, strict=True):
+                if seq < state.index.next_seq and state.index.state_of(seq) == PENDING:
+                    entry = make_entry(msg_id, 0, size, None, stored=bool(msg_id))
+                    self.parts.letters.reader.drop(seq, entry)
 
 
 class Transactions:
@@ -124,9 +138,9 @@ class Transaction:
     def __enter__(self) -> Transaction:
         if self._number:
             raise UsageError("a transaction is used once: make another one")
-        with self._all.calls.here():
-            self._number = self._all.log.begin()
-            self._all.open.add(self)
+        self._all.calls.check()
+        self._number = self._all.log.begin()
+        self._all.open.add(self)
         return self
 
     def publish(
@@ -168,9 +182,29 @@ class Transaction:
             >>> with engine.transaction() as tx:
             ...     seq_id = tx.publish("emails", b"welcome")
         """
+        if type(body) is bytes and (key, headers, properties, ttl, delay, at, unique) == _BARE:
+            seq = self._publish_body(queue, body)
+            if seq >= 0:
+                return seq
         message = message_of(body, key, headers, properties, time_ns())
         due = due_time(delay, at)
         return self._publish(queue, message, ttl, timeout, due, unique, window, until)
+
+    def _publish_body(self, queue: str | Queue, body: bytes) -> int:
+        """Publish a body alone; -1 for a queue where that takes more."""
+        every = self._checked()
+        parts = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
+        part = _Part(every.log, self._number, parts, 0)
+        # First: a close that rolls this back meanwhile finds it.
+        self._parts.append(part)
+        try:
+            seq = part.publish(body)
+        except StoreError:
+            self._parts.remove(part)
+            raise
+        if seq < 0:
+            self._parts.remove(part)
+        return seq
 
     def _publish(
         self,
@@ -191,10 +225,14 @@ class Transaction:
             whole = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
             parts = whole.level_for(message)
             part = _Part(every.log, self._number, parts, due)
-            seq = parts.producer.publish_noted(
-                message, part, ttl, timeout, due, unique, window, until, waits
-            )
             self._parts.append(part)
+            try:
+                seq = parts.producer.publish_noted(
+                    message, part, ttl, timeout, due, unique, window, until, waits
+                )
+            except StoreError:
+                self._parts.remove(part)
+                raise
         return parts.state.base + seq
 
     def ack(self, delivery: Delivery) -> None:
@@ -223,13 +261,12 @@ class Transaction:
             raise refusal_of(delivery)
         if owner.mover is not every.moves:
             raise UsageError(f"the delivery is of queue {owner.name!r} of another engine")
-        with every.calls.here():
-            self._acks.append((owner, delivery))
-            try:
-                owner.begin_move(delivery)
-            except StoreError:
-                self._acks.pop()
-                raise
+        self._acks.append((owner, delivery))
+        try:
+            owner.begin_move(delivery)
+        except StoreError:
+            self._acks.pop()
+            raise
 
     def _checked(self) -> Transactions:
         if self not in self._all.open:
@@ -255,8 +292,9 @@ class Transaction:
     def _commit(self) -> None:
         every = self._checked()
         with every.calls.here():
-            every.moves.commit(self._number, self._parts, self._acks)
-        every.open.discard(self)
+            every.moves.commit(
+                self._number, self._parts, self._acks, lambda: every.open.discard(self)
+            )
 
     def _roll_back(self) -> None:
         """Undo all, unless it is decided. A failure leaves it to the next open."""
@@ -264,6 +302,7 @@ class Transaction:
         if self not in every.open:
             return
         every.open.discard(self)
+        every.log.refuse(self._number)
         for owner, delivery in self._acks:
             with suppress(StoreError):
                 owner.undo_move(delivery)

@@ -28,6 +28,10 @@ cdef class QueueIndex(IndexReader):
     cpdef bint deliver(self, Py_ssize_t seq) except -1
     cpdef bint has_any(self)
     cpdef void handed_out(self) noexcept
+    @cython.locals(segment=Segment)
+    cpdef int pend(self, Py_ssize_t seq) except -1
+    @cython.locals(segment=Segment)
+    cpdef int admit(self, Py_ssize_t seq) except -1
     @cython.locals(segment=Segment, rel=Py_ssize_t)
     cpdef int hold(self, Py_ssize_t seq) except -1
     @cython.locals(segment=Segment, rel=Py_ssize_t, journal=Journal)

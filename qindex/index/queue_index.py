@@ -449,11 +449,12 @@ class QueueIndex(IndexReader):
 
     # -- transactions ---------------------------------------------------------------------------
 
-    def pend(self, seqs: range) -> None:
-        """Keep entries that were just published from all readers. The journal is not concerned."""
+    def pend(self, seq: int) -> None:
+        """Keep an entry that was just published from all readers. The journal is not concerned."""
+        segment = self.segment_of(seq)
         self.changing += 1
-        self._set_states(seqs, PENDING)
-        self.pending += len(seqs)
+        segment.states[seq - segment.base] = PENDING
+        self.pending += 1
         self.changing -= 1
 
     def admit(self, seq: int) -> None:

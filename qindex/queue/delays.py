@@ -190,6 +190,17 @@ class DueTimes:
         if due > self._now:
             self._gone += 1
 
+    def take(self, seq: int) -> None:
+        """Let a delayed message be delivered before it is due. O(delayed messages)."""
+        self.bring()
+        key = next((each for each in self._waiting if each & SEQ == seq), 0)
+        if key:
+            self._gone += 1
+        else:
+            key = next(each for each in self._due if each & SEQ == seq)
+        self.dues[seq] = key >> SHIFT
+        self._index.release(seq)
+
     def clear(self) -> None:
         """Forget all messages but those with consumers: the queue was purged."""
         self.dues = self._out()

@@ -169,7 +169,8 @@ class Deliverer:
                 given._extra = extra
                 if again:
                     state.tally.again += 1
-                if (state.watched or lease is not None) and not self._hand_out(given, lease):
+                noted = state.watched or state.returns or lease is not None
+                if noted and not self._hand_out(given, lease):
                     index.handed_out()
                     continue
                 index.handed_out()
@@ -713,27 +714,33 @@ class Deliverer:
         self._letters.move_waiting(waits)
         return given
 
-    def take_at(self, seq: int, *, waits: bool = True) -> Delivery | None:
-        """See :func:`qindex.queue.lifo.take_at`."""
+    def take_at(
+        self, seq: int, *, lease: float | None = None, waits: bool = True
+    ) -> Delivery | None:
+        """See :meth:`qindex.queue.queue.Queue.get`, of the message with a seq_id."""
+        if not isinstance(seq, int) or isinstance(seq, bool):
+            raise UsageError(f"a seq_id is an int, not {seq!r}")
+        if lease is not None:
+            check_lease(lease)
         with self._state.lock, self._state as state:
             state.refuse_delivery()
             index = state.index
             given = None
-            if (
-                0 <= seq < index.next_seq
-                and seq // index.entry_count in index.segments
-                and index.state_of(seq) in (PUBLISHED, DELIVERED)
-            ):
-                given = self._take_one(seq, waits)
+            if 0 <= seq < index.next_seq and seq // index.entry_count in index.segments:
+                if state.later is not None and index.is_held(seq):
+                    state.later.take(seq)
+                    state.nacked_at.setdefault(seq, 0)
+                if index.state_of(seq) in (PUBLISHED, DELIVERED):
+                    given = self._take_one(seq, waits, lease)
         self._letters.move_waiting(waits)
         return given
 
-    def _take_one(self, seq: int, waits: bool) -> Delivery | None:
+    def _take_one(self, seq: int, waits: bool, lease: float | None = None) -> Delivery | None:
         """Deliver an entry that is ready, wherever it stands; ``None`` as for :meth:`_deliver`."""
         index = self._state.index
         index.ahead.unread(seq)
         body, extra = index.read_one(seq)
-        given = self._deliver(seq, body, extra, None)
+        given = self._deliver(seq, body, extra, lease)
         self._flusher.tick(waits)
         return given
 

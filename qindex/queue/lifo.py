@@ -1,7 +1,6 @@
-"""Take messages from the back, as a stack needs it (:mod:`qindex.compat.queuelib`), or by their
-seq_ids, as many small queues in one do (:mod:`qindex.compat.requests`).
+"""Take messages from the back, as a stack needs it (:mod:`qindex.compat.queuelib`).
 
-A queue should be used in one of these ways at a time: a message that is given back after this has
+A queue should be used in one way at a time: a message that is given back after this has
 passed it comes before those read from the front.
 """
 
@@ -18,15 +17,6 @@ def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
     Raises as :meth:`qindex.queue.queue.Queue.get`. O(1): about 50 us.
     """
     return queue._deliverer.take_last(waits=waits)
-
-
-def take_at(queue: Queue, seq_id: int) -> Delivery | None:
-    """Take the message with this seq_id, or give ``None`` where it is not ready: it was taken,
-    settled, or has expired. It is settled as any other.
-
-    Raises as :meth:`qindex.queue.queue.Queue.get`. O(1): about 50 us.
-    """
-    return queue._deliverer.take_at(seq_id)
 
 
 def peek_last(queue: Queue) -> bytes | None:

@@ -15,7 +15,9 @@ from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
 from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivering import Deliverer
+from qindex.queue.delivery import Delivery
 from qindex.queue.expiry import Expirer
+from qindex.queue.finding import Finder
 from qindex.queue.flushing import Flusher
 from qindex.queue.message_reader import MessageReader
 from qindex.queue.outstanding import Outstanding
@@ -36,7 +38,16 @@ class QueueParts:
     are, and ``beside``: the level of priority 0, where these are another one.
     """
 
-    __slots__ = ("deliverer", "flusher", "letters", "producer", "room", "settler", "state")
+    __slots__ = (
+        "deliverer",
+        "finder",
+        "flusher",
+        "letters",
+        "producer",
+        "room",
+        "settler",
+        "state",
+    )
 
     def __init__(
         self,
@@ -74,6 +85,7 @@ class QueueParts:
         self.deliverer: Deliverer = Deliverer(
             state, self.flusher, reader, self.letters, self.settler
         )
+        self.finder: Finder | None = None
         self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
@@ -91,6 +103,12 @@ class QueueParts:
     def level_at(self, seq_id: int) -> QueueParts | None:
         """Return the level that has given out a seq_id, if there is one."""
         return None if seq_id >> SHIFT else self
+
+    def find(self, key: str, most: int) -> list[Delivery]:
+        """See :meth:`qindex.queue.queue.Queue.find`."""
+        if self.finder is None:
+            self.finder = Finder(self.state, self.letters.reader)
+        return self.finder.find(key, most)
 
     def ready(self) -> int:
         """Count the messages that are ready. O(1)."""

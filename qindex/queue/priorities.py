@@ -122,6 +122,13 @@ class PriorityParts(QueueParts):
             )
         return priority
 
+    def find(self, key: str, most: int) -> list[Delivery]:
+        """See :meth:`qindex.queue.queue.Queue.find`."""
+        found: list[Delivery] = []
+        for level in self._levels:
+            found += level.find(key, most - len(found))
+        return found
+
     def ready(self) -> int:
         """Count the messages that are ready, of all priorities."""
         return sum(level.ready() for level in self._levels)
@@ -488,12 +495,15 @@ class PriorityDeliverer(Deliverer):
         """Refuse, as :meth:`take_last`."""
         raise UsageError(f"queue {self._state.name!r} has priorities: it can't be used as a stack")
 
-    def take_at(self, seq: int, *, waits: bool = True) -> Delivery | None:
-        """See :func:`qindex.queue.lifo.take_at`."""
-        level = self._parts.level_at(seq)
+    def take_at(
+        self, seq: int, *, lease: float | None = None, waits: bool = True
+    ) -> Delivery | None:
+        """See :meth:`qindex.queue.queue.Queue.get`, of the message with a seq_id."""
+        level = self._parts.level_at(seq) if isinstance(seq, int) else self._parts.level(0)
         if level is None:
             return None
-        given = level.deliverer.take_at(seq & LOW, waits=waits)
+        seq = seq & LOW if isinstance(seq, int) else seq
+        given = level.deliverer.take_at(seq, lease=lease, waits=waits)
         if given is not None:
             given.seq_id += level.state.base
         return given

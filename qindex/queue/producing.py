@@ -55,6 +55,8 @@ MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Producer.reserve` takes: a segment has room beside them."""
 MAX_DEPTH = 64
 """Levels of lists and maps in a value of a header: RabbitMQ's nodes and JSON libraries recurse."""
+_ID = slice(8, 24)
+"""The message id in a publish record."""
 _CONTAINERS = frozenset((dict, list, tuple))
 _NO_TABLE: Mapping[str, Any] = {}
 _SHARED_BELOW = 4096
@@ -266,6 +268,40 @@ class Producer:
             )
         self.check_message(message)
         return self._publish_all([message], ttl, True, False, timeout, 0, waits, notes).start
+
+    def append_pending(self, body: bytes, announce: Callable[[int, bytes], object]) -> int:
+        """Append a plain message of a transaction, which no read returns, and return its seq_id;
+        -1 for a message of another kind. ``announce`` is called with seq_id and message id before
+        that. Raises as :meth:`publish`."""
+        state = self.state
+        if len(body) > state.most_plain:
+            return -1
+        lock = state.lock
+        if lock.is_mine():
+            refuse_twice()
+        try:
+            state.take()
+            index = state.index
+            seq = index.next_seq
+            record = plain_record(seq, state.id_high, body, words.now_ns())
+            announce(seq, record[_ID])
+            try:
+                index.append(record)
+                index.pend(seq)
+            except BaseException as error:
+                if not isinstance(error, StoreError):
+                    index.poison.cut_short(error)
+                raise
+            if not seq & state.check_mask:
+                self._flusher.tick(True)
+            lock.release()
+        except BaseException as error:
+            try:
+                state.leave(error)
+            finally:
+                lock.let_go()  # a signal's handler may have raised as leave began
+            raise
+        return seq
 
     def _fits(self, size: int) -> bool:
         """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""

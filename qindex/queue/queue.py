@@ -170,25 +170,34 @@ class Queue:
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. The message stays in the queue until it is
         acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
         seconds in which it is to be settled; then it returns to its place in the queue by itself.
-        ``ack``: a delivery that is acknowledged first, as by :meth:`ack`.
+        ``ack``: a delivery that is acknowledged first, as by :meth:`ack`. ``seq_id``: take this
+        message, wherever it is in the queue, delayed or not, without waiting for it; ``None`` when
+        it is with a consumer, or is not there any more.
         Raises :class:`DamageError` when the next message is damaged: it names file and offset,
         the bytes are set aside in a quarantine file, and the next call goes on behind it.
         O(1), whatever the backlog.
         """
         if ack is not None:
             self._settler.ack(ack)
+        if seq_id is not None:
+            return self._deliverer.take_at(seq_id, lease=lease)
         return self._deliverer.get(timeout, lease)
 
     def get_many(
@@ -223,6 +232,35 @@ class Queue:
     def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them. O(max_messages)."""
         return self._deliverer.peek(max_messages)
+
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key, without taking them: those that are ready or delayed.
+
+        The first call in a run reads the queue once, and each later call reads what was published
+        since. Queues whose messages nobody looks for pay nothing. `get(seq_id=)` takes a message
+        that was found.
+
+        Args:
+            key: The key that the messages were published with.
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages as :meth:`peek` returns them, in the order of their seq_ids, those of
+            higher priorities first.
+
+        Raises:
+            UsageError: The key is no str, or max_messages is negative.
+
+        Example:
+            >>> seq_id = orders.publish(b"large", key="o-18")
+            >>> [(one.seq_id == seq_id, one.body) for one in orders.find("o-18")]
+            [(True, b'large')]
+        """
+        if not isinstance(key, str):
+            raise UsageError(f"a key must be a str, not {type(key).__name__}")
+        if not isinstance(max_messages, int) or max_messages < 0:
+            raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
+        return self._parts.find(key, max_messages)
 
     # -- settling -------------------------------------------------------------------------------
 

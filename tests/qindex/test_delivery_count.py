@@ -188,3 +188,15 @@ def test_a_count_outlives_damage_to_the_segment(tmp_path: Path, many: bool) -> N
         assert [one.delivery_count for one in queue.get_many(8)] == [2] * 8
     with open_quietly(tmp_path) as engine:
         assert [one.delivery_count for one in engine.queue("q").get_many(8)] == [2] * 8
+
+
+def test_a_queue_without_limits_counts_over_its_rest(tmp_path: Path) -> None:
+    """The message is read again, and not from among those that were given back."""
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        for count in range(1, 5):
+            delivery = queue.get()
+            assert delivery.delivery_count == count
+            delivery.nack()
+            assert engine._roster.put_to_rest(queue._parts)

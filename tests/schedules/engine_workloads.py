@@ -540,6 +540,72 @@ def dead_letters_in_order(run: Run) -> None:
     w.end()
 
 
+# -- transactions ---------------------------------------------------------------------------------
+
+
+@workload()
+def transact_transact(run: Run) -> None:
+    """Two threads need the same queues, in the other order."""
+    w = World(run)
+    w.engine.queue("b")
+    w.publish()
+    w.publish()
+    one, other = w.got(2)
+    w.race(
+        one=lambda: w.transact("ab", one),
+        other=lambda: w.transact("ba", other),
+    )
+    w.end()
+
+
+@workload()
+def transact_close(run: Run) -> None:
+    w = World(run)
+    w.engine.queue("b")
+    w.publish()
+    (one,) = w.got(1)
+    w.race(worker=lambda: w.transact("ab", one), closer=w.close)
+    w.end()
+
+
+@workload()
+def transact_flush_fsync(run: Run) -> None:
+    w = World(run, durability="fsync")
+    w.engine.queue("b")
+    w.publish()
+    (one,) = w.got(1)
+    w.make_safe()
+    w.race(worker=lambda: w.transact("b", one), flusher=w.queue.flush)
+    w.lose_power()
+    w.end()
+
+
+@workload()
+def transact_isolated(run: Run) -> None:
+    """Who has a message of a transaction finds the other one."""
+    w = World(run)
+    other = w.engine.queue("b")
+
+    def look() -> None:
+        if other.get(timeout=0) is not None and not len(w.queue):
+            w.wrong = "a part of a transaction is seen"
+
+    w.race(worker=lambda: w.transact("ab"), reader=look)
+    w.end()
+
+
+@workload()
+def transact_wakes(run: Run) -> None:
+    w = World(run)
+
+    def consume() -> None:
+        if w.get(None) is None:
+            w.wrong = "nothing came"
+
+    w.race(worker=lambda: w.transact("a"), consumer=consume)
+    w.end()
+
+
 # -- a reader beside the writer -------------------------------------------------------------------
 
 

@@ -201,6 +201,30 @@ class World:
             self.gone |= names
             self.maybe -= names
 
+    def transact(self, queues: str, *deliveries: qindex.Delivery) -> None:
+        """Publish to each of these queues, and acknowledge, as one."""
+        bodies = [self.body(SMALL) for _ in queues]
+        published = {one[:6] for one in bodies}
+        acked = {one.body[:6] for one in deliveries}
+        self.there -= acked
+        self.maybe |= published | acked
+
+        def call() -> None:
+            with self.engine.transaction() as transaction:
+                for queue, body in zip(queues, bodies, strict=True):
+                    transaction.publish(queue, body)
+                for delivery in deliveries:
+                    transaction.ack(delivery)
+
+        if self.guard(call):
+            self.there |= published
+            self.gone |= acked
+            self.maybe -= published | acked
+        else:
+            self.refused |= published
+            self.there |= acked
+            self.maybe -= published | acked
+
     def get(self, timeout: float | None = 0) -> qindex.Delivery | None:
         delivery: qindex.Delivery | None = self.queue.get(timeout)
         return delivery

@@ -12,7 +12,6 @@ import qindex
 from qindex.compat import requests as module
 from qindex.compat import shared
 from qindex.compat.requests import UNREADABLE, WAITING, Popped, Requests
-from qindex.queue.lifo import take_at
 from tests.qindex.support import copy_live
 
 
@@ -216,11 +215,11 @@ def test_take_at(tmp_path: Path) -> None:
         left = set(range(302)) - {300}
         while left:
             seq = rng.choice(sorted(left))
-            delivery = take_at(queue, seq)
+            delivery = queue.get(seq_id=seq)
             assert delivery is not None
             assert delivery.seq_id == seq
             assert delivery.body == (b"large" * 4000 if seq == 301 else b"%d" % seq)
-            assert take_at(queue, seq) is None  # it is out
+            assert queue.get(seq_id=seq) is None  # it is out
             if rng.random() < 0.3:
                 delivery.nack()
                 if rng.random() < 0.2:
@@ -231,8 +230,8 @@ def test_take_at(tmp_path: Path) -> None:
                 continue
             delivery.ack()
             left.remove(seq)
-            assert take_at(queue, seq) is None
-        assert take_at(queue, 300) is None  # expired
-        assert take_at(queue, 302) is None
-        assert take_at(queue, -1) is None
+            assert queue.get(seq_id=seq) is None
+        assert queue.get(seq_id=300) is None  # expired
+        assert queue.get(seq_id=302) is None
+        assert queue.get(seq_id=-1) is None
         assert len(queue) == 0
