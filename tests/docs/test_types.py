@@ -1,6 +1,6 @@
 """mypy and pyright, both strict, accept the examples of README.md, docs/, examples/ and of the
-packages' docstrings, and refuse what is misspelled. To pyright the type of each public name is known, and
-declared where types are inferred differently.
+packages' docstrings, and refuse what is misspelled. To pyright the type of each public name is
+known, and declared where types are inferred differently.
 
 pyright is run as basedpyright, which brings its own Node.js.
 """
