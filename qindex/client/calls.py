@@ -504,6 +504,7 @@ class InOptions(TypedDict, total=False):
     unique: str | None
     window: float | None
     until: Until
+    priority: int | None
 
 
 class OpenTransaction:

@@ -548,7 +548,7 @@ class Server(Loop):
             with together.lock:
                 return together.transaction._publish(
                     *(served.queue, message, options.get("ttl"), timeout, due),
-                    *(unique, window, until),
+                    *(unique, window, until, options.get("priority")),
                     waits=False,
                 )
 

@@ -940,6 +940,12 @@ def test_a_shared_store_has_priority_queues(tmp_path: Path) -> None:
             jobs.publish(b"x", priority=6)
         with pytest.raises(qindex.UsageError, match="has no priorities"):
             engine.queue("plain").publish(b"x", priority=1)
+        with engine.transaction() as tx:
+            assert tx.publish("jobs", b"together", priority=3) >> SHIFT == 3
+            tx.publish("jobs", b"too")
+        found = jobs.get()
+        assert (found.body, found.priority, found.properties) == (b"together", 3, {"priority": 3})
+        assert jobs.get().body == b"too"
 
 
 def test_with_a_prefetch_of_one_a_shared_consumer_gets_an_urgent_message_next(
