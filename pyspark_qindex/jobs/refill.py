@@ -35,10 +35,10 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import pack_count
+from qindex.recovery.columns import Entries, pack_heads
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
 from qindex.tools.staging import Staging
-from qindex.tools.thorough_view import Batch
 from rocketstore.format.compose import Delivered
 from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.format.message import PutResult
@@ -245,28 +245,27 @@ class QueueFill:
                 replace_file(self._fs, os.path.join(path, DELIVERIES), content)
 
 
-def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Batch, I64, I64]:
+def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Entries, I64, I64]:
     """Put rows (origin, embedded record, seq_id, size of the body) into columns."""
     origins = [origin for origin, _, _, _ in rows]
     seqs = np.array([seq for _, _, seq, _ in rows], np.int64)
     sizes = np.array([size for _, _, _, size in rows], np.int64)
     lengths = np.array([len(record) for _, record, _, _ in rows], np.int64)
     ids = np.frombuffer(b"".join(origin.msg_id for origin in origins), np.uint8)
-    batch = Batch(
+    expiry = np.array([origin.expiry for origin in origins], np.uint64)
+    batch = Entries(
         path="",
-        in_journal=False,
+        location="segment",
         data=b"".join(record for _, record, _, _ in rows),
         version2=False,
         seqs=seqs,
+        states=np.zeros(len(origins), np.uint8),
         payloads=np.cumsum(lengths) - lengths - PAYLOAD_SIZE,
         offsets=np.cumsum(lengths) - lengths,
         delivered=np.array([origin.redelivered for origin in origins], np.bool_),
         persistent=np.array([origin.persistent for origin in origins], np.bool_),
         dropped=np.zeros(len(origins), np.bool_),
-        ids=ids.reshape(-1, 16),
-        expiry=np.array([origin.expiry for origin in origins], np.uint64),
-        sizes=sizes,
-        embedded=lengths,
+        heads=pack_heads(ids.reshape(-1, 16), expiry, sizes, lengths),
     )
     return batch, seqs, sizes
 

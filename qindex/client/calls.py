@@ -331,6 +331,9 @@ def owner_of(queue: AnyShared, delivery: Any) -> Owner:
     )
 
 
+_GET = wire.GET
+
+
 def begin(owner: Owner, delivery: Delivery, verb: int, values: tuple[Any, ...] = ()) -> Request:
     """Return the request that settles a delivery, which counts as settled from now on; call
     :func:`failed` if the request fails."""
@@ -338,7 +341,9 @@ def begin(owner: Owner, delivery: Delivery, verb: int, values: tuple[Any, ...] =
     owner.mark(delivery)
     one = cast("BatchDelivery", delivery)
     tag, seq = one.taken, one.seq_id
-    if verb == wire.GET:
+    if not values:
+        return owner.generation, verb, tag, seq
+    if verb == _GET:
         return (owner.generation, verb, *values, tag, seq)
     return (owner.generation, verb, tag, seq, *values)
 
@@ -501,10 +506,10 @@ class InOptions(TypedDict, total=False):
     timeout: float | None
     delay: float | None
     at: datetime | None
+    priority: int | None
     unique: str | None
     window: float | None
     until: Until
-    priority: int | None
 
 
 class OpenTransaction:

@@ -17,13 +17,17 @@ cdef class Link:
     cdef bytearray _unread
     cdef Py_ssize_t _number
 
-    @cython.locals(number=Py_ssize_t, data=bytes)
+    @cython.locals(number=object, data=bytes, found=list)
     cpdef list exchange(self, tuple request, object queue=*)
     @cython.locals(done=Py_ssize_t)
     cpdef object send(self, bytes data)
     @cython.locals(data=bytes, unread=bytearray, found=list)
     cpdef list read(self)
     cpdef bint wait(self, object seconds) except -1
+
+
+cdef class Opens:
+    cdef public tuple at
 
 
 cdef class Home:
@@ -39,5 +43,7 @@ cdef class Home:
     cpdef Link take(self)
     cpdef object give(self, Link link)
     @cython.locals(link=Link, made=bint, reply=list, request=tuple, generation=Py_ssize_t)
-    cpdef tuple call_together(self, object queue, object requests)
-    cpdef list make(self, object queue, tuple request)
+    cpdef tuple call_together(self, Opens queue, object requests)
+    @cython.locals(link=Link, generation=Py_ssize_t, reply=list)
+    cpdef list make(self, Opens queue, tuple request)
+    cdef object _give_up(self, Link link, object error)

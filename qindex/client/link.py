@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import msgpack
 
@@ -165,6 +165,20 @@ def _gone() -> NoReturn:
     raise DisconnectedError(_GONE, maybe_done=True)
 
 
+class Opens:
+    """A queue of the client, for :class:`Home`. ``at``: the session that its number is of, and the
+    number."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: tuple[int, int]) -> None:
+        self.at: tuple[int, int] = at
+
+    def open(self, link: Link) -> tuple[int, int]:
+        """Ask the server of this session for the number."""
+        raise NotImplementedError
+
+
 class Home:
     """The session of one engine in this process, and its connections.
 
@@ -306,7 +320,37 @@ class Home:
             LeaseExpiredError: The session that is named has ended.
             StoreError: What the server has raised.
         """
-        return self.call_together(queue, (request,))[1]
+        # The common case by itself: the queue is open, on a connection that is there.
+        link = self.take()
+        generation = request[0]
+        if (
+            queue is None
+            or queue.at[0] != link.generation
+            or (generation != ANY and generation != link.generation)
+        ):
+            self.give(link)
+            return self.call_together(queue, (request,))[1]
+        try:
+            reply = link.exchange(request, queue.at[1])
+        except UnsentError:
+            self.lost(link)
+            return self.call_together(queue, (request,))[1]
+        except BaseException as error:
+            self._give_up(link, error)
+            raise
+        self.give(link)
+        if reply[1]:
+            raise wire.error_of(*reply[2:5])
+        return reply[2:]
+
+    def _give_up(self, link: Link, error: BaseException) -> None:
+        """Close a connection after an error, unless its replies have all been read."""
+        if isinstance(error, DisconnectedError) and not link.is_clean:
+            self.lost(link)
+        elif link.is_clean:
+            self.give(link)
+        else:
+            link.drop()
 
     def call_together(
         self, queue: Opens | None, requests: Sequence[tuple[Any, ...]]
@@ -336,14 +380,8 @@ class Home:
                 if made:
                     raise DisconnectedError(_GONE, maybe_done=False) from error
                 continue
-            except DisconnectedError:
-                self.lost(link)
-                raise
-            except BaseException:
-                if link.is_clean:
-                    self.give(link)
-                else:
-                    link.drop()
+            except BaseException as error:
+                self._give_up(link, error)
                 raise
             self.give(link)
             return link.generation, reply[2:]
@@ -363,16 +401,6 @@ class Home:
             self.is_closed = True
             with self._lock:
                 self._forget()
-
-
-class Opens(Protocol):
-    """A queue of the client, for :class:`Home`. ``at``: the session that its number is of, and the
-    number."""
-
-    at: tuple[int, int]
-
-    def open(self, link: Link) -> tuple[int, int]:
-        """Ask the server of this session for the number."""
 
 
 def result(reply: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Unpack, cast, overload
@@ -26,13 +26,15 @@ from qindex.client.calls import (
     run,
     seconds_to_wait,
 )
-from qindex.client.link import ANY, Home, Link, UnsentError, result, went_back
+from qindex.client.link import ANY, Home, Link, Opens, UnsentError, result, went_back
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
+
+_PUBLISH, _GET, _ACK = wire.PUBLISH, wire.GET, wire.ACK
 
 
 class SharedOwner(Owner):
@@ -57,12 +59,11 @@ class SharedOwner(Owner):
     def make(self, request: Request) -> list[Any]:
         """Make a request about a delivery."""
         if self.consumer is not None and len(request) == 4:
-            consumer = self.consumer()
-            found = None if consumer is None else consumer.make(request)
+            its_consumer = self.consumer()
+            found = None if its_consumer is None else its_consumer.make(request)
             if found is not None:
                 return found
-        queue: Any = self.queue
-        return self.home.make(queue, request)
+        return self.home.make(cast("SharedQueue", self.queue), request)
 
     def settle(self, delivery: Delivery, verb: int, values: Request = ()) -> list[Any]:
         """Settle a delivery, and return the values of the reply."""
@@ -75,7 +76,7 @@ class SharedOwner(Owner):
 
     def ack(self, delivery: Delivery, /) -> None:
         """Acknowledge it."""
-        self.settle(delivery, wire.ACK)
+        self.settle(delivery, _ACK)
 
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
         """Give it back, to be delivered again."""
@@ -128,7 +129,7 @@ class SharedOwner(Owner):
         return False, True
 
 
-class SharedQueue:
+class SharedQueue(Opens):
     """One durable queue of a shared store. Made by
     :meth:`qindex.client.engine.SharedEngine.queue`.
 
@@ -138,12 +139,12 @@ class SharedQueue:
     raise :class:`~journal.errors.LeaseExpiredError` when they are settled.
     """
 
-    __slots__ = ("__weakref__", "_call", "_home", "_make", "_owner", "at", "name")
+    __slots__ = ("__weakref__", "_call", "_home", "_make", "_owner", "name")
 
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
+        super().__init__(at)
         self._home = home
         self.name: str = name
-        self.at: tuple[int, int] = at
         self._call: Callable[..., list[Any]] = partial(home.call, self)
         self._make: Callable[[Request], list[Any]] = partial(home.make, self)
         self._owner = SharedOwner(self, at[0])
@@ -176,7 +177,7 @@ class SharedQueue:
     def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int:
         """Append a message; see :meth:`qindex.queue.queue.Queue.publish`."""
         if not options and type(body) is bytes:
-            seq: int = self._home.make(self, (ANY, wire.PUBLISH, body))[0]
+            seq: int = self._home.make(self, (ANY, _PUBLISH, body))[0]
             return seq
         return run(calls.publish(body, options), self._make)
 
@@ -218,21 +219,32 @@ class SharedQueue:
 
         ``ack``: a delivery of this queue that is acknowledged first, in the same request.
         """
-        self._check_delivery()
-        seconds = seconds_to_wait(timeout)
+        return self._get(timeout, lease, ack, seq_id)
+
+    def _get(
+        self,
+        timeout: float | None,
+        lease: float | None,
+        ack: Delivery | None,
+        seq_id: int | None,
+    ) -> Delivery | None:
+        home = self._home
+        if home.is_draining:
+            self._check_delivery()
+        seconds = None if timeout is None else seconds_to_wait(timeout)
         if seq_id is not None:
             if ack is not None:
                 self._owner_of(ack).ack(ack)
-            values = self._home.make(self, (ANY, wire.GET_ONE, seq_id, lease))
+            values = home.make(self, (ANY, wire.GET_ONE, seq_id, lease))
         elif ack is None:
-            values = self._home.make(self, (ANY, wire.GET, seconds, lease))
+            values = home.make(self, (ANY, _GET, seconds, lease))
         else:
             its_owner = self._owner_of(ack)
             if its_owner.ahead is None:
-                values = its_owner.settle(ack, wire.GET, (seconds, lease))
+                values = its_owner.settle(ack, _GET, (seconds, lease))
             else:
                 its_owner.ack(ack)  # the consumer that was sent it has a connection of its own
-                values = self._home.make(self, (ANY, wire.GET, seconds, lease))
+                values = home.make(self, (ANY, _GET, seconds, lease))
         if not values:
             return None
         owner = self._owner
@@ -353,15 +365,15 @@ class SharedQueue:
         return f"<SharedQueue {self.name!r} of {self._home.directory!r}>"
 
 
-class SharedConsumer(Iterator[Delivery]):
+class SharedConsumer:
     """The iterator of :meth:`SharedQueue.consume`. ``stopped``: it gives no more messages."""
 
     def __init__(
         self, queue: SharedQueue, prefetch: int, timeout: float | None, lease: float | None
     ) -> None:
         self._link: Link | None = None
-        self._queue = queue
-        self._ahead = Ahead(queue, prefetch, lease)
+        self._queue: SharedQueue = queue
+        self._ahead: Ahead = Ahead(queue, prefetch, lease)
         seconds_to_wait(timeout)
         self._timeout = timeout
         self.stopped: bool = False
@@ -378,6 +390,9 @@ class SharedConsumer(Iterator[Delivery]):
         if self._is_waiting and link is not None:
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RD)
+
+    def __iter__(self) -> SharedConsumer:
+        return self
 
     def __next__(self) -> Delivery:
         if self._ahead.ready and not self.stopped:
@@ -459,7 +474,7 @@ class SharedConsumer(Iterator[Delivery]):
         link = self._link
         if link is None or request[0] != link.generation or not link.is_clean:
             return None
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             return None
         try:
             if self._link is not link:
@@ -473,7 +488,7 @@ class SharedConsumer(Iterator[Delivery]):
             raise
         finally:
             self._busy.release()
-        return result(reply)
+        return result(reply) if reply[1] else reply[2:]
 
     def _end(self) -> None:
         """Let the server have what was not handed out."""

@@ -95,12 +95,10 @@ DONE, ERROR, PUSH = 0, 1, 2
 
 BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
-IN_TRANSACTION = frozenset(
-    {"ttl", "timeout", "delay", "at", "unique", "window", "until", "priority"}
-)
-"""The options of PUBLISH_IN."""
 PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
 """The same for a publish."""
+IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"} | {"timeout"}
+"""The options of PUBLISH_IN."""
 
 _KEPT = 1 << 20
 """Bytes that a packer keeps in memory for the next frame."""

@@ -16,9 +16,9 @@ from qindex.format.unique import KEY_HEADER
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
+from qindex.recovery import point_in_time
 from qindex.tools import queue_check, store_check
 from qindex.tools.verify import verify_store
-from qindex.view import point_in_time
 from tests.crash.driver import KINDS, OPTIONS, ROOT, UNIQUE_KEYS, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem
