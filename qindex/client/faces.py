@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from journal.findings import Finding
     from msgstore import CompactionReport
+    from qindex.client.calls import BatchOptions, FanOutOptions, PublishOptions
     from qindex.format.message import Body, Message
     from qindex.format.settings import Overflow, QueueSettings, Unset
-    from qindex.format.unique import Until
     from qindex.options import Options
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.stats import EngineStats, QueueStats
@@ -42,35 +40,9 @@ class AnyQueue(Protocol):
     @property
     def settings(self) -> QueueSettings: ...
 
-    def publish(
-        self,
-        body: Body | Message,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        priority: int | None = None,
-    ) -> int: ...
+    def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int: ...
     def publish_many(
-        self,
-        messages: Iterable[Body | Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
+        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
     ) -> range: ...
     def reserve(self, count: int) -> int: ...
     @overload
@@ -155,10 +127,7 @@ class AnyEngine(Protocol):
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
+        **options: Unpack[FanOutOptions],
     ) -> list[int]: ...
     def sync(self) -> None: ...
     def flush(self) -> None: ...
