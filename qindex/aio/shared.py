@@ -35,7 +35,7 @@ from qindex.client.calls import (
     Steps,
     owner_of,
 )
-from qindex.client.link import ANY, Home, Link, result, went_back
+from qindex.client.link import ANY, Home, Link, Opens, result, went_back
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import QueueSettings, checked_name
 from qindex.queue import delivery as plain
@@ -152,7 +152,7 @@ class _Owner(Owner):
             link.tell(wire.TAKE_BACK, pairs)
 
 
-class SharedQueue:
+class SharedQueue(Opens):
     """One durable queue of a shared store. Made by :meth:`SharedEngine.queue`.
 
     It has the methods of :class:`qindex.aio.queue.Queue`, and raises what
@@ -160,10 +160,8 @@ class SharedQueue:
     """
 
     def __init__(self, engine: SharedEngine, name: str, at: tuple[int, int]) -> None:
+        super().__init__(engine._home, name, at)
         self._engine = engine
-        self._home = engine._home
-        self.name: str = name
-        self.at: tuple[int, int] = at
 
     async def _link(self, generation: int = ANY) -> Wire:
         """Return the connection, on which the queue is open."""
@@ -216,8 +214,7 @@ class SharedQueue:
 
     async def reserve(self, count: int) -> int:
         """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
-        first: int = (await self._call(ANY, wire.RESERVE, count))[0]
-        return first
+        return int((await self._call(ANY, wire.RESERVE, count))[0])
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -308,8 +305,7 @@ class SharedQueue:
     async def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered; see
         :meth:`qindex.queue.queue.Queue.cancel`."""
-        dropped: bool = (await self._call(ANY, wire.CANCEL_MESSAGE, seq_id))[0]
-        return dropped
+        return bool((await self._call(ANY, wire.CANCEL_MESSAGE, seq_id))[0])
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good."""
@@ -337,8 +333,7 @@ class SharedQueue:
     async def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
         number."""
-        count: int = (await self._call(ANY, wire.ACK_UP_TO, seq_id))[0]
-        return count
+        return int((await self._call(ANY, wire.ACK_UP_TO, seq_id))[0])
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
@@ -351,8 +346,7 @@ class SharedQueue:
 
     async def purge(self) -> int:
         """Drop all ready messages; gives their number."""
-        count: int = (await self._call(ANY, wire.PURGE))[0]
-        return count
+        return int((await self._call(ANY, wire.PURGE))[0])
 
     async def flush(self) -> None:
         """Bring the journal into the segment files and empty it; durable on return."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from time import monotonic, time_ns
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 from journal.errors import (
     DisconnectedError,
@@ -24,7 +24,7 @@ from journal.errors import (
     StoreError,
     UsageError,
 )
-from qindex.client.link import ANY, went_back
+from qindex.client.link import ANY, Opens, went_back
 from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
 from qindex.format.unique import Until
 from qindex.queue.delivery import (
@@ -33,6 +33,7 @@ from qindex.queue.delivery import (
     Batch,
     BatchDelivery,
     Delivery,
+    MixedBatch,
     Refusing,
     Settles,
     lease_expired,
@@ -241,14 +242,14 @@ class Owner:
 
     def __init__(
         self,
-        queue: AnyShared,
+        queue: Opens,
         generation: int,
         lease: float | None = None,
         *,
         ahead: Ahead | None = None,
         is_batch: bool = False,
     ) -> None:
-        self.queue: AnyShared = queue
+        self.queue: Opens = queue
         self.name: str = queue.name
         self.home: Home = queue._home
         self.generation: int = generation
@@ -300,15 +301,7 @@ class Owner:
         return pairs if self.generation == self.home.generation else []
 
 
-class AnyShared(Protocol):
-    """The part of a shared queue, of threads or of coroutines, that its calls need."""
-
-    name: str
-    at: tuple[int, int]
-    _home: Home
-
-
-def owner_of(queue: AnyShared, delivery: Any) -> Owner:
+def owner_of(queue: Opens, delivery: Any) -> Owner:
     """Return what settles a delivery of this queue. Raises :class:`UsageError` for any other."""
     try:
         owner: Any = delivery._queue
@@ -373,7 +366,7 @@ def lease_request(owner: Owner, delivery: Delivery, seconds: float) -> Request:
     return owner.generation, wire.EXTEND_LEASE, tag, delivery.seq_id, seconds
 
 
-def ack_many(queue: AnyShared, deliveries: Iterable[Any]) -> Steps[None]:
+def ack_many(queue: Opens, deliveries: Iterable[Any]) -> Steps[None]:
     """Acknowledge a batch."""
     if type(deliveries) is Batch and isinstance(deliveries._queue, Owner):
         owner: Owner = deliveries._queue
@@ -410,7 +403,7 @@ def received(owner: Any, values: list[Any]) -> BatchDelivery:
 
 
 def get_many(
-    queue: AnyShared,
+    queue: Opens,
     max_messages: int,
     timeout: float | None,
     lease: float | None,
@@ -435,7 +428,7 @@ def get_many(
             values = yield its_owner.generation, wire.GET_MANY, left, 0, lease
         except StoreError:
             break  # Damage, which the next call meets; or the server has gone, with the session.
-    return parts[0] if len(parts) == 1 else PartedBatch(its_owner, parts)
+    return parts[0] if len(parts) == 1 else MixedBatch(parts)
 
 
 def peek(max_messages: int) -> Steps[Batch]:
@@ -453,38 +446,6 @@ def batch_of(owner: Settles, tag: int, columns: list[Any]) -> Batch:
     batch._extend(array("q", seqs), bodies, states, made)
     batch._counts = counts
     return batch
-
-
-class PartedBatch(Batch):
-    """A batch that came in several frames."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, owner: Settles, parts: list[Batch]) -> None:
-        super().__init__(owner, 0)
-        self._parts = parts
-        for part in parts:
-            self._extend(part._seqs[:], list(part.bodies), part._states, list(part._extras))
-            self._counts = {**self._counts, **part._counts}
-
-    def _each(self) -> Iterator[Delivery]:
-        for part in self._parts:
-            yield from part
-
-    @overload
-    def __getitem__(self, index: int) -> Delivery: ...
-    @overload
-    def __getitem__(self, index: slice) -> Batch: ...
-    def __getitem__(self, index: int | slice) -> Delivery | Batch:
-        if isinstance(index, slice):
-            return cast("Batch", list(self)[index])
-        if index < 0:
-            index += len(self)
-        for part in self._parts:
-            if index < len(part):
-                return part[index]
-            index -= len(part)
-        raise IndexError("a batch has fewer deliveries")
 
 
 def find(key: str, max_messages: int) -> Steps[Batch]:
@@ -613,7 +574,7 @@ class Ahead:
     has not settled.
     """
 
-    def __init__(self, queue: AnyShared, prefetch: int, lease: float | None) -> None:
+    def __init__(self, queue: Opens, prefetch: int, lease: float | None) -> None:
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         self.queue = queue

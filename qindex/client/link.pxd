@@ -26,8 +26,13 @@ cdef class Link:
     cpdef bint wait(self, object seconds) except -1
 
 
+cdef class Home
+
+
 cdef class Opens:
     cdef public tuple at
+    cdef public object name
+    cdef public Home _home
 
 
 cdef class Home:

@@ -166,17 +166,21 @@ def _gone() -> NoReturn:
 
 
 class Opens:
-    """A queue of the client, for :class:`Home`. ``at``: the session that its number is of, and the
-    number."""
+    """A queue of the client. ``at``: the session that its number is of, and the number."""
 
-    __slots__ = ("at",)
+    __slots__ = ("_home", "at", "name")
 
-    def __init__(self, at: tuple[int, int]) -> None:
+    def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
+        self._home: Home = home
+        self.name: str = name
         self.at: tuple[int, int] = at
 
     def open(self, link: Link) -> tuple[int, int]:
-        """Ask the server of this session for the number."""
-        raise NotImplementedError
+        """Ask the server of this session for the number. Raises :class:`ClosedError` for a queue
+        that was deleted."""
+        number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
+        self.at = at = (link.generation, number)
+        return at
 
 
 class Home:

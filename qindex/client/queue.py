@@ -139,12 +139,10 @@ class SharedQueue(Opens):
     raise :class:`~journal.errors.LeaseExpiredError` when they are settled.
     """
 
-    __slots__ = ("__weakref__", "_call", "_home", "_make", "_owner", "name")
+    __slots__ = ("__weakref__", "_call", "_make", "_owner")
 
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
-        super().__init__(at)
-        self._home = home
-        self.name: str = name
+        super().__init__(home, name, at)
         self._call: Callable[..., list[Any]] = partial(home.call, self)
         self._make: Callable[[Request], list[Any]] = partial(home.make, self)
         self._owner = SharedOwner(self, at[0])
@@ -158,14 +156,6 @@ class SharedQueue(Opens):
         if self._owner.generation != generation:
             self._owner = SharedOwner(self, generation)
         return self._owner
-
-    def open(self, link: Link) -> tuple[int, int]:
-        """Ask the server of this session for the queue's number. Raises :class:`ClosedError` for a
-        queue that was deleted."""
-        number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
-        at = (link.generation, number)
-        self.at: tuple[int, int] = at
-        return at
 
     @property
     def settings(self) -> QueueSettings:
@@ -191,8 +181,7 @@ class SharedQueue(Opens):
 
     def reserve(self, count: int) -> int:
         """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
-        first: int = self._call(ANY, wire.RESERVE, count)[0]
-        return first
+        return int(self._call(ANY, wire.RESERVE, count)[0])
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -298,8 +287,7 @@ class SharedQueue(Opens):
     def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries, of all processes, with a seq_id up to this one;
         gives their number."""
-        count: int = self._call(ANY, wire.ACK_UP_TO, seq_id)[0]
-        return count
+        return int(self._call(ANY, wire.ACK_UP_TO, seq_id)[0])
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
         """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
@@ -308,8 +296,7 @@ class SharedQueue(Opens):
     def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered; see
         :meth:`qindex.queue.queue.Queue.cancel`."""
-        dropped: bool = self._call(ANY, wire.CANCEL_MESSAGE, seq_id)[0]
-        return dropped
+        return bool(self._call(ANY, wire.CANCEL_MESSAGE, seq_id)[0])
 
     def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`."""
@@ -334,8 +321,7 @@ class SharedQueue(Opens):
 
     def purge(self) -> int:
         """Drop all ready messages; gives their number. Those with consumers stay theirs."""
-        count: int = self._call(ANY, wire.PURGE)[0]
-        return count
+        return int(self._call(ANY, wire.PURGE)[0])
 
     def flush(self) -> None:
         """Bring the journal into the segment files and empty it; durable on return."""
@@ -352,8 +338,7 @@ class SharedQueue(Opens):
 
     def __len__(self) -> int:
         """Messages that are ready: waiting, not with a consumer."""
-        count: int = self._call(ANY, wire.READY)[0]
-        return count
+        return int(self._call(ANY, wire.READY)[0])
 
     def __bool__(self) -> bool:
         """A queue is true, empty or not."""
@@ -405,9 +390,9 @@ class SharedConsumer:
                 self.stopped = True
             if self.stopped:
                 break
-            if self._link is None:
-                self._begin()
             try:
+                if self._link is None:
+                    self._begin()
                 found = self._await_one(deadline)
             except UnsentError:
                 self._lose()

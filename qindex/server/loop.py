@@ -24,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from journal.errors import StoreError, UsageError
 from qindex.queue.state import QueueState
@@ -64,8 +64,8 @@ class Rung(Protocol):
 
 
 class Connection:
-    """One connection. ``unread``: bytes of a frame that is not all there; ``given``: the
-    last request that was answered with deliveries, and their tag."""
+    """One connection. ``session``: None before its hello; ``unread``: bytes of a frame that is not
+    all there; ``given``: the last request that was answered with deliveries, and their tag."""
 
     __slots__ = (
         "answered",
@@ -90,7 +90,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
         self.fd: int = sock.fileno()
-        self.session: Session | None = None
+        self.session: Session = cast("Session", None)
         self.unread: bytearray = bytearray()
         self.wanted: int = 0
         self.unsent: bytearray = bytearray()

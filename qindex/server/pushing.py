@@ -71,7 +71,6 @@ class Consumer:
         """Send messages, up to ``most``; false when there are none."""
         conn, credit = self.conn, self.credit
         session = conn.session
-        assert session is not None
         served = credit.served
         deliveries = take_some(served, most, credit.lease)
         if not deliveries:

@@ -120,7 +120,6 @@ class Server(Loop):
 
     def _bye(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         session.has_said_bye = True
         for member in list(self._members[session]):
             for waiting in list(member.waiting.values()):
@@ -188,12 +187,7 @@ class Server(Loop):
     def _publish_any(
         self, conn: Connection, number: int, served: Served, body: Any, given: dict[str, Any]
     ) -> Reply:
-        options = dict(given)
-        confirm = bool(options.pop("confirm", False)) or served.sync_each
-        timeout = options.pop("timeout", None)
-        _check_options(options, wire.PUBLISH_OPTIONS)
-        _read_time(options)
-
+        options, confirm, timeout = _options_of(given, wire.PUBLISH_OPTIONS)
         append: Callable[..., int] = served.producer.publish
         if "priority" in options:
             append = partial(served.producer.publish_at, options.pop("priority"))
@@ -203,7 +197,7 @@ class Server(Loop):
 
         def finish(seq: int) -> Reply:
             reply = self.frame(number, wire.DONE, seq)
-            if confirm:
+            if confirm or served.sync_each:
                 return self.durable(served, conn, number, reply)
             return self._see_to_flush(served, conn, number, reply)
 
@@ -221,11 +215,7 @@ class Server(Loop):
     def _publish_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
         batch, conn.parts, conn.parts_size = [*conn.parts, *request[3]], [], 0
-        options = dict(request[4])
-        confirm = bool(options.pop("confirm", False)) or served.sync_each
-        timeout = options.pop("timeout", None)
-        _check_options(options, wire.BATCH_OPTIONS)
-        _read_time(options)
+        options, confirm, timeout = _options_of(request[4], wire.BATCH_OPTIONS)
         size = 0
         for at, one in enumerate(batch):
             if type(one) is not bytes:
@@ -237,7 +227,7 @@ class Server(Loop):
 
         def finish(seqs: range) -> Reply:
             reply = self.frame(number, wire.DONE, seqs.start, seqs.stop)
-            if confirm and seqs:
+            if seqs and (confirm or served.sync_each):
                 return self.durable(served, conn, number, reply)
             return self._see_to_flush(served, conn, number, reply)
 
@@ -245,11 +235,8 @@ class Server(Loop):
         return self._with_room(conn, number, publish, finish, timeout, aside=aside)
 
     def _publish_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        _, _, names, given, options = request
-        options = dict(options)
-        confirm = bool(options.pop("confirm", False))
-        timeout = options.pop("timeout", None)
-        _check_options(options, frozenset({"ttl", "persistent"}))
+        _, _, names, given, more = request
+        options, confirm, timeout = _options_of(more, frozenset({"ttl", "persistent"}))
         message = message_of(_message(given), None, None, None, time_ns())
         ttl, persistent = options.get("ttl"), options.get("persistent", True)
 
@@ -378,7 +365,6 @@ class Server(Loop):
         self, conn: Connection, number: int, served: Served, delivery: Delivery, acked: bool
     ) -> Reply:
         session = conn.session
-        assert session is not None
         tag = session.hold(served, delivery)
         extra = delivery._extra
         try:
@@ -406,7 +392,6 @@ class Server(Loop):
         if type(most) is not int or most < 1:
             raise UsageError(f"max_messages must be at least 1, not {most!r}")
         session = conn.session
-        assert session is not None
         state = served.state
 
         def attempt() -> Reply:
@@ -472,7 +457,7 @@ class Server(Loop):
     def _want(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         consumer = conn.consumer
         if consumer is not None:
-            if len(consumer.credit.held) >= consumer.credit.prefetch and conn.session is not None:
+            if len(consumer.credit.held) >= consumer.credit.prefetch:
                 conn.session._sweep()  # leases that have run out
             if request[3] >= consumer.last_tag:  # nothing is on its way
                 consumer.credit.is_hungry = True
@@ -482,7 +467,6 @@ class Server(Loop):
     def _cancel(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """The consumer has ended: what it was not given goes back, and does not count."""
         consumer, session = conn.consumer, conn.session
-        assert session is not None
         if consumer is not None:
             consumer.leave()
             last = request[2]
@@ -501,7 +485,7 @@ class Server(Loop):
         """The client closes this connection, in the middle of a call: it has not read the reply of
         this request."""
         answered, tag = conn.given
-        if answered == request[2] and conn.session is not None:
+        if answered == request[2]:
             conn.session.take_back((tag,))
         return None
 
@@ -536,10 +520,7 @@ class Server(Loop):
         assert conn.session is not None
         served, together = self._queue(request[2]), conn.session.transaction(request[3])
         message = message_of(_message(request[4]), None, None, None, time_ns())
-        options = dict(request[5])
-        _check_options(options, wire.IN_TRANSACTION)
-        _read_time(options)
-        timeout = options.get("timeout")
+        options, _, timeout = _options_of(request[5], wire.IN_TRANSACTION)
         due = due_time(options.get("delay"), options.get("at"))
         unique, window = options.get("unique"), options.get("window")
         until = options.get("until", "acked")
@@ -608,7 +589,6 @@ class Server(Loop):
 
     def _ack_one(self, conn: Connection, served: Served, tag: int, seq: int) -> None:
         session = conn.session
-        assert session is not None
         delivery = session.find(served, tag, seq)
         try:
             served.settler.ack(delivery, False)
@@ -623,7 +603,6 @@ class Server(Loop):
         if credit.room() > 0:
             consumer = conn.consumer
             if consumer is None or consumer.credit is not credit:
-                assert conn.session is not None
                 for member in self._members[conn.session]:
                     if member.consumer is not None and member.consumer.credit is credit:
                         consumer = member.consumer
@@ -643,7 +622,6 @@ class Server(Loop):
         served = self._queue(request[2])
         tags, seqs = request[3], request[4]
         session = conn.session
-        assert session is not None
         served.settler.ack_many(session.find_many(served, tags, seqs), waits=False)
         for credit in session.forget_many(tags, seqs):
             self._renew(credit, conn)
@@ -653,7 +631,6 @@ class Server(Loop):
         served = self._queue(request[2])
         count = served.settler.ack_up_to(request[3], waits=False)
         session = conn.session
-        assert session is not None
         credits = {one.consumer for one in self._members[session] if one.consumer is not None}
         session._sweep()
         self.renewed.extend(credits)
@@ -690,7 +667,6 @@ class Server(Loop):
         """Settle a delivery in another thread: it may have to be moved, or something synced."""
         served, tag, seq = self._queue(request[2]), request[3], request[4]
         session = conn.session
-        assert session is not None
         delivery = session.find(served, tag, seq)
 
         def call() -> bytes:
@@ -723,7 +699,6 @@ class Server(Loop):
     ) -> Reply:
         served, tag, seq = self._queue(request[2]), request[3], request[4]
         session = conn.session
-        assert session is not None
         delivery = session.find(served, tag, seq)
         settler = served.settler
         reply = self.frame(number, wire.DONE)
@@ -755,7 +730,6 @@ class Server(Loop):
 
     def _take_back(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         for tag, seq in request[2]:
             for served in self._served.values():
                 with suppress(UsageError):
@@ -768,14 +742,12 @@ class Server(Loop):
     def _extend_lease(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
         session = conn.session
-        assert session is not None
         delivery = session.find(served, request[3], request[4])
         served.settler.extend_lease(delivery, request[5])
         return self.frame(number, wire.DONE)
 
     def _is_out(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         try:
             delivery = session.find(self._queue(request[2]), request[3], request[4])
         except StoreError:
@@ -822,7 +794,6 @@ class Server(Loop):
 
     def _held(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         return self.frame(number, wire.DONE, session.count())
 
     def _sync_queue(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -915,20 +886,22 @@ class Server(Loop):
         }
 
 
-def _check_options(given: dict[str, Any], known: frozenset[str]) -> None:
-    for name in given:
+def _options_of(
+    given: dict[str, Any], known: frozenset[str]
+) -> tuple[dict[str, Any], bool, float | None]:
+    """Return the options of a publish, whether it is to be confirmed, and its timeout."""
+    options = dict(given)
+    confirm, timeout = bool(options.pop("confirm", False)), options.pop("timeout", None)
+    for name in options:
         if name not in known:
             raise UsageError(f"there is no option {name!r}")
-
-
-def _read_time(options: dict[str, Any]) -> None:
-    """Read the time at which a message is due, as the client has written it."""
     at = options.get("at")
     if at is not None:
         try:
             options["at"] = datetime.fromisoformat(at)
         except (TypeError, ValueError):
             raise UsageError(f"at must be a time in ISO 8601, not {at!r}") from None
+    return options, confirm, timeout
 
 
 def _size(one: Any) -> int:
