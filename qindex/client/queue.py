@@ -163,7 +163,8 @@ class SharedQueue(Opens):
         """Ask the server of this session for the queue's number. Raises :class:`ClosedError` for a
         queue that was deleted."""
         number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
-        self.at = at = (link.generation, number)
+        at = (link.generation, number)
+        self.at: tuple[int, int] = at
         return at
 
     @property
