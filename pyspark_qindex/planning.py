@@ -1,7 +1,7 @@
 """Plan a read of queues: which task reads what, and of which moment.
 
 The moment of each queue is the plan's. Every queue is pinned here
-(:mod:`qindex.view.point_in_time`); a segment file that the journal does not touch is as it was
+(:mod:`qindex.recovery.point_in_time`); a segment file that the journal does not touch is as it was
 pinned for as long as it is there, so only the parts of a queue with segments that the journal
 touches need the journal. It goes along with the part, or where journals are too many for that
 (:data:`SHIPPED_BYTES`) the task pins anew, and leaves out what was published since. A message that
@@ -36,7 +36,7 @@ from qindex.format.resynchronise import Reading
 from qindex.format.segment import SUFFIX, file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery import store_directory
-from qindex.view.point_in_time import Pinned
+from qindex.recovery.point_in_time import Pinned
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
 from qindex.view.stored_messages import StorePlace
@@ -101,7 +101,7 @@ class QueuePart:
     def view(self) -> QueueView | None:
         """Look at the queue; ``None`` when it was deleted since the plan.
 
-        Raises as :func:`qindex.view.point_in_time.pin_queue`, and
+        Raises as :func:`qindex.recovery.point_in_time.pin_queue`, and
         :class:`~pyspark_qindex.stores.StoreNotHereError`.
         """
         fs = self.store.file_system()

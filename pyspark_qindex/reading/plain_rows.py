@@ -15,7 +15,7 @@ import numpy as np
 from journal.memory.arrays import I64, U8, Bools
 from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC
 from qindex.format.resynchronise import Data
-from qindex.view.columns import take_rows
+from qindex.recovery.columns import take_rows
 
 _STAMP_TAG_AT = CHECK_OFFSET + CHECK_SIZE
 _STAMP_AT = _STAMP_TAG_AT + 1

@@ -23,7 +23,7 @@ from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import QueuePart
 from pyspark_qindex.stores import StoreNotHereError
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
-from qindex.view.columns import IndexEntries
+from qindex.recovery.columns import Entries
 from qindex.view.queue_view import QueueView
 
 _STATES = ("", "published", "delivered", "acked")
@@ -85,7 +85,7 @@ def seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
 
 
 def _batches(
-    part: QueuePart, options: ReadOptions, files: list[IndexEntries]
+    part: QueuePart, options: ReadOptions, files: list[Entries]
 ) -> Iterator[pa.RecordBatch]:
     """Give those of one segment, whose bytes are let go of behind the last one."""
     for entries in files:
@@ -94,7 +94,7 @@ def _batches(
             yield batch
 
 
-def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.RecordBatch:
+def _batch(part: QueuePart, options: ReadOptions, entries: Entries) -> pa.RecordBatch:
     low, high = seq_bounds(part, options)
     chosen: slice | np.ndarray[tuple[int], np.dtype[np.bool_]] = slice(None)
     if len(entries.seqs) and (low > entries.seqs[0] or high <= entries.seqs[-1]):
@@ -113,7 +113,7 @@ def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.R
             "msg_id": lambda: fixed_binaries(entries.ids[chosen]),
             "state": lambda: choices(entries.states[chosen], _STATES),
             "persistent": lambda: flags(entries.persistent[chosen]),
-            "expiry": lambda: numbers(entries.expiry[chosen], absent=0),
+            "expiry": lambda: numbers(entries.expiry[chosen].astype(np.int64), absent=0),
             "size": lambda: numbers(entries.sizes[chosen]),
             "stored": lambda: flags(embedded == 0),
             "record_size": lambda: numbers(embedded),

@@ -24,7 +24,7 @@ from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.messages import check_record
 from qindex.index.pair_scan import Depth, PinnedPair, read_pair
 from qindex.index.segment import DELIVERED, PUBLISHED
-from qindex.view.columns import IndexEntries
+from qindex.recovery.columns import Entries
 from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
@@ -151,7 +151,7 @@ def _index_files(fs: FileSystem, view: QueueView, queue: str) -> Iterator[_File]
 
 
 def _pair_files(
-    fs: FileSystem, view: QueueView, pinned: PinnedPair, entries: IndexEntries, queue: str
+    fs: FileSystem, view: QueueView, pinned: PinnedPair, entries: Entries, queue: str
 ) -> Iterator[_File]:
     """Measure a segment of version 2: its index, and the messages beside it."""
     pair = read_pair(fs, view.pinned.directory, pinned, view.entry_count, Depth.COUNT, clean=False)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,7 +40,7 @@ from pyspark_qindex.reading.table_rows import json_tables
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.format.resynchronise import Data
-from qindex.view.columns import Columns, Source, take_rows
+from qindex.recovery.columns import Columns, Source, take_rows
 from qindex.view.queue_view import QueueView, Row
 
 _ROWS_AT_ONCE = 16384
@@ -103,7 +102,8 @@ class _Segment:
             if not len(mine):
                 continue
             if self._by_index and source.heads is None:  # ids of version 2 are in its records
-                pieces.append((self.columns.seqs[mine], self._index_batch(source, mine)))
+                batch = batch_of(self.options.columns, len(mine), self._in_index(source, mine))
+                pieces.append((self.columns.seqs[mine], batch))
                 continue
             quick, rest = self._quick(source, mine)
             slow.append(rest)
@@ -137,7 +137,7 @@ class _Segment:
         if not len(found.rows):
             return None, mine
         others = np.delete(mine, found.rows)
-        mine, heads, starts = mine[found.rows], heads[found.rows], starts[found.rows]
+        mine, starts = mine[found.rows], starts[found.rows]
         keys = None
         if self.options.key is not None or "key" in self.options.columns:
             try:
@@ -146,7 +146,7 @@ class _Segment:
                 # A key that is no UTF-8.
                 return None, np.sort(np.concatenate((mine, others)))
         seqs = columns.seqs[mine]
-        batch = self._plain_batch(source, mine, heads, starts, found, keys, tables)
+        batch = self._plain_batch(source, mine, starts, found, keys, tables)
         if self.options.key is not None:
             wanted = pc.fill_null(pc.equal(keys, self.options.key), False)
             batch = batch.filter(wanted)
@@ -157,7 +157,6 @@ class _Segment:
         self,
         source: Source,
         mine: I64,
-        heads: npt.NDArray[np.void],
         starts: I64,
         found: PlainRows,
         keys: pa.Array | None,
@@ -168,7 +167,7 @@ class _Segment:
             self.options.columns,
             count,
             {
-                **self._in_index(source, mine, heads),
+                **self._in_index(source, mine),
                 "timestamp": lambda: numbers(found.stamps, absent=0),
                 "key": lambda: keys,
                 "headers": lambda: tables[0] if tables else constant("{}", count),
@@ -178,28 +177,18 @@ class _Segment:
             },
         )
 
-    def _index_batch(self, source: Source, mine: I64) -> pa.RecordBatch:
-        """Return a batch of entries whose records are not looked at."""
-        heads = source.heads_of(self.columns.row_of[mine])
-        return batch_of(self.options.columns, len(mine), self._in_index(source, mine, heads))
-
-    def _in_index(self, source: Source, mine: I64, heads: npt.NDArray[np.void]) -> dict[str, Maker]:
+    def _in_index(self, source: Source, mine: I64) -> dict[str, Maker]:
         columns = self.columns
-        rows = columns.row_of[mine]
         return {
             **self._common(len(mine)),
             "seq_id": lambda: numbers(columns.seqs[mine]),
-            "msg_id": lambda: fixed_binaries(
-                np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16)
-            ),
+            "msg_id": lambda: fixed_binaries(columns.ids[mine].view(np.uint8).reshape(-1, 16)),
             "persistent": lambda: pa.array(columns.persistent[mine]),
-            "redelivered": lambda: pa.array(self.view.redelivered(columns)[mine]),
-            "expiry": lambda: numbers(
-                self.view.expiry_of(source, rows, heads).astype(np.int64), absent=0
-            ),
+            "redelivered": lambda: pa.array(columns.redelivered[mine]),
+            "expiry": lambda: numbers(columns.expiry[mine].astype(np.int64), absent=0),
             "size": lambda: numbers(columns.sizes[mine]),
             "location": lambda: choices(
-                (heads["embedded"] == 0).astype(np.uint8), (source.location, "store")
+                columns.stored[mine].astype(np.uint8), (source.location, "store")
             ),
         }
 

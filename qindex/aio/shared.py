@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, time_ns
 from types import TracebackType
@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Unpack, cast, overload
 import msgpack
 
 from journal.arguments import listed
-from journal.errors import ClosedError, DisconnectedError
+from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
@@ -28,6 +28,8 @@ from qindex.client.calls import (
     Ahead,
     BatchOptions,
     FanOutOptions,
+    InOptions,
+    OpenTransaction,
     Owner,
     PublishOptions,
     Steps,
@@ -224,17 +226,26 @@ class SharedQueue(Opens):
     async def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    async def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     async def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.aio.queue.Queue.get`."""
         self._engine._check_delivery()
         request: calls.Request = wire.GET, calls.seconds_to_wait(timeout), lease
-        if ack is None:
+        if seq_id is not None:
+            if ack is not None:
+                await self.ack(ack)
+            values = await self._call(ANY, wire.GET_ONE, seq_id, lease)
+        elif ack is None:
             values = await self._call(ANY, *request)
         elif cast("Owner", _plain(ack)._queue).ahead is None:
             values = await self._settle(ack, *request)
@@ -262,6 +273,11 @@ class SharedQueue(Opens):
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
         return [Delivery(self, one) for one in await self._run(calls.peek(max_messages))]
+
+    async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        found = await self._run(calls.find(key, max_messages))
+        return [Delivery(self, one) for one in found]
 
     # -- settling -------------------------------------------------------------------------------
 
@@ -441,6 +457,73 @@ class SharedConsumer(AsyncIterator[Delivery]):
                 self._end()
 
 
+class SharedTransaction:
+    """As :class:`qindex.client.transaction.SharedTransaction`, in an ``async with`` block. Made by
+    :meth:`SharedEngine.transaction`."""
+
+    def __init__(self, engine: SharedEngine) -> None:
+        self._engine = engine
+        self._calls = OpenTransaction(engine._home)
+
+    async def __aenter__(self) -> SharedTransaction:
+        number = (await self._engine._call(*self._calls.begin()[1:]))[0]
+        self._calls.begun(self._engine._generation(), number)
+        return self
+
+    async def publish(
+        self,
+        queue: str | SharedQueue,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        **options: Unpack[InOptions],
+    ) -> int:
+        """Publish a message once the transaction is committed; see
+        :meth:`qindex.Transaction.publish`."""
+        request = self._calls.publish(body, key, headers, properties, options)
+        target = queue if isinstance(queue, SharedQueue) else await self._engine.queue(queue)
+        seq: int = (await self._make(target._call(*request)))[0]
+        return seq
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery once the transaction is committed; see
+        :meth:`qindex.Transaction.ack`."""
+        one = _plain(delivery)
+        queue, request = self._calls.ack(one)
+        await self._make(queue._call(*request))
+        self._calls.acked(one)
+
+    async def _make(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except LeaseExpiredError as error:
+            self._calls.check(error)
+            raise
+
+    async def _end(self, *, commit: bool) -> None:
+        await self._engine._call(*self._calls.end(commit=commit)[1:])
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        ended = asyncio.ensure_future(self._end(commit=error is None))
+        try:
+            await asyncio.shield(ended)
+        except BaseException as failure:
+            if isinstance(failure, asyncio.CancelledError) and error is None:
+                raise  # the request is on the way
+            self._calls.rolled_back()
+            if error is None or not isinstance(failure, DisconnectedError):
+                raise
+        if error is not None:
+            self._calls.rolled_back()
+
+
 class SharedEngine:
     """A store that this process shares with others, for the coroutines of one loop. Made by
     ``qindex.aio.open(..., shared=True)``; an async context manager."""
@@ -506,6 +589,10 @@ class SharedEngine:
         if link is None or link.is_lost:
             link = await self._connect()
         return await link.request(verb, *values)
+
+    def transaction(self) -> SharedTransaction:
+        """Return a transaction; see :meth:`qindex.aio.engine.Engine.transaction`."""
+        return SharedTransaction(self)
 
     async def queue(self, name: str, **settings: Any) -> SharedQueue:
         """Give the queue of this name; see :meth:`qindex.aio.engine.Engine.queue`."""

@@ -17,7 +17,7 @@ from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.bridge import message_of, read_rabbitmq
 from qindex.format.segment import file_number
 from qindex.index.pair_scan import Depth, entry_count_of, pin_pairs, read_pair
-from qindex.view.columns import Source, pair_source
+from qindex.recovery.columns import Source, pair_source
 
 Row = dict[str, Any]
 _PLACES = {0: "memory", 1: "message store", 2: "queue store"}

@@ -22,7 +22,7 @@ from journal.fs.files import PathLike
 from qindex.cli.look import Directory, JsonOption
 from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value
-from qindex.view.point_in_time import BusyError
+from qindex.recovery.point_in_time import BusyError
 from qindex.view.reader import MessageStoreSummary, QueueSummary, StoreReader
 
 _IDLE_SHARE = 4

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
-from time import monotonic
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 from journal.errors import (
@@ -25,7 +25,7 @@ from journal.errors import (
     UsageError,
 )
 from qindex.client.link import ANY, Opens, went_back
-from qindex.format.message import Body, Message, as_bytes, refuse_parts
+from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
 from qindex.format.unique import Until
 from qindex.queue.delivery import (
     DELIVERED,
@@ -38,6 +38,7 @@ from qindex.queue.delivery import (
     Settles,
     lease_expired,
     no_delivery,
+    refusal_of,
 )
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
@@ -445,6 +446,113 @@ def batch_of(owner: Settles, tag: int, columns: list[Any]) -> Batch:
     batch._extend(array("q", seqs), bodies, states, made)
     batch._counts = counts
     return batch
+
+
+def find(key: str, max_messages: int) -> Steps[Batch]:
+    """Look at the messages with a key."""
+    if not isinstance(key, str):
+        raise UsageError(f"a key must be a str, not {type(key).__name__}")
+    if not isinstance(max_messages, int) or max_messages < 0:
+        raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
+    return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.FIND, key, max_messages))
+
+
+# -- transactions ---------------------------------------------------------------------------------
+
+
+class InOptions(TypedDict, total=False):
+    """The options of :meth:`qindex.Transaction.publish` beside the message."""
+
+    ttl: float | None
+    timeout: float | None
+    delay: float | None
+    at: datetime | None
+    priority: int | None
+    unique: str | None
+    window: float | None
+    until: Until
+
+
+class OpenTransaction:
+    """A transaction of a shared store: its requests, and the deliveries that it acknowledges."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._at: tuple[int, int] | None = None
+        self._is_over = False
+        self._acks: list[tuple[Owner, Delivery]] = []
+
+    def begin(self) -> Request:
+        """Return the request that begins it."""
+        if self._at is not None or self._is_over:
+            raise UsageError("a transaction is used once: make another one")
+        return ANY, wire.BEGIN
+
+    def begun(self, generation: int, number: int) -> None:
+        """Take note of the reply to :meth:`begin`."""
+        self._at = generation, number
+
+    def _request(self, verb: int, *values: Any) -> Request:
+        if self._at is None or self._is_over:
+            why = "is over" if self._is_over else "is used in a with block"
+            raise UsageError(f"the transaction {why}")
+        self.check()
+        return self._at[0], verb, self._at[1], *values
+
+    def check(self, error: BaseException | None = None) -> None:
+        """Raise :class:`DisconnectedError` if its session has ended, and it with that. ``error``:
+        of a request."""
+        lost = self._at is not None and self._at[0] != self._home.generation
+        if lost and (error is None or isinstance(error, LeaseExpiredError)):
+            text = "the server has gone: the transaction is rolled back"
+            raise DisconnectedError(text, maybe_done=False) from error
+
+    def publish(
+        self,
+        body: Body | Message,
+        key: str | None,
+        headers: Mapping[str, Any] | None,
+        properties: Mapping[str, Any] | None,
+        given: InOptions,
+    ) -> Request:
+        """Return the request that publishes a message."""
+        options = options_of(given, InOptions)
+        parts = message_parts(message_of(body, key, headers, properties, time_ns()))
+        return self._request(wire.PUBLISH_IN, parts, options)
+
+    def ack(self, delivery: Any) -> tuple[Any, Request]:
+        """Return the queue of a delivery, and the request that acknowledges it. Call
+        :meth:`acked` when that has returned."""
+        owner = getattr(delivery, "_queue", None)
+        if not isinstance(delivery, Delivery):
+            raise no_delivery(delivery)
+        if not isinstance(owner, Owner):
+            raise refusal_of(delivery)
+        if owner.home is not self._home:
+            raise UsageError(f"the delivery is of queue {owner.name!r} of another engine")
+        owner.check(delivery)
+        if owner.generation != self._home.generation:
+            raise went_back()
+        tag = cast("BatchDelivery", delivery).taken
+        return owner.queue, self._request(wire.ACK_IN, tag, delivery.seq_id)
+
+    def acked(self, delivery: Delivery) -> None:
+        """Mark a delivery as settled, by this transaction."""
+        owner = cast("Owner", delivery._queue)
+        self._acks.append((owner, delivery))
+        owner.mark(delivery)
+
+    def end(self, *, commit: bool) -> Request:
+        """Return the request that ends it."""
+        request = self._request(wire.END, commit)
+        self._is_over = True
+        return request
+
+    def rolled_back(self) -> None:
+        """Mark its deliveries as outstanding again."""
+        self._is_over = True
+        for owner, delivery in self._acks:
+            owner.unmark(delivery)
 
 
 # -- consumers ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from qindex.client import calls
 from qindex.client.calls import FanOutOptions
 from qindex.client.link import ANY, Home
 from qindex.client.queue import SharedQueue
+from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import Overflow, Unset, checked_name
 from qindex.options import Options
@@ -133,6 +134,10 @@ class SharedEngine:
         names, parts = listed(queues, "queues"), calls.message_parts(message)
         seqs: list[int] = self._home.call(None, ANY, wire.PUBLISH_TO, names, parts, given)[0]
         return seqs
+
+    def transaction(self) -> SharedTransaction:
+        """Return a transaction; see :meth:`qindex.engine.engine.Engine.transaction`."""
+        return SharedTransaction(self._home, self.queue)
 
     # -- the whole store ------------------------------------------------------------------------
 

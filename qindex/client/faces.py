@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
 if TYPE_CHECKING:
     from journal.findings import Finding
     from msgstore import CompactionReport
-    from qindex.client.calls import BatchOptions, FanOutOptions, PublishOptions
+    from qindex.client.calls import BatchOptions, FanOutOptions, InOptions, PublishOptions
     from qindex.format.message import Body, Message
     from qindex.format.settings import Overflow, QueueSettings, Unset
     from qindex.options import Options
@@ -91,6 +91,24 @@ class AnyQueue(Protocol):
     def __len__(self) -> int: ...
 
 
+class AnyTransaction(Protocol):
+    """A transaction: :class:`qindex.Transaction` or its twin in a shared store."""
+
+    def publish(
+        self,
+        queue: str,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        **options: Unpack[InOptions],
+    ) -> int: ...
+    def ack(self, delivery: Delivery) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+
+
 class AnyEngine(Protocol):
     """An engine: :class:`qindex.Engine` or :class:`qindex.SharedEngine`. The former describes the
     methods."""
@@ -129,6 +147,7 @@ class AnyEngine(Protocol):
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[FanOutOptions],
     ) -> list[int]: ...
+    def transaction(self) -> AnyTransaction: ...
     def sync(self) -> None: ...
     def flush(self) -> None: ...
     def stats(self) -> EngineStats: ...

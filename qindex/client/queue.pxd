@@ -22,7 +22,7 @@ cdef class SharedQueue(Opens):
     cdef public SharedOwner _owner
 
     @cython.locals(home=Home, its_owner=SharedOwner, owner=SharedOwner, values=list)
-    cpdef object _get(self, object timeout, object lease, object ack)
+    cpdef object _get(self, object timeout, object lease, object ack, object seq_id)
     cpdef SharedOwner _owner_of(self, object delivery)
 
 

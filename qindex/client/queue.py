@@ -193,27 +193,40 @@ class SharedQueue(Opens):
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.queue.queue.Queue.get`.
 
         ``ack``: a delivery of this queue that is acknowledged first, in the same request.
         """
-        return self._get(timeout, lease, ack)
+        return self._get(timeout, lease, ack, seq_id)
 
     def _get(
-        self, timeout: float | None, lease: float | None, ack: Delivery | None
+        self,
+        timeout: float | None,
+        lease: float | None,
+        ack: Delivery | None,
+        seq_id: int | None,
     ) -> Delivery | None:
         home = self._home
         if home.is_draining:
             self._check_delivery()
         seconds = None if timeout is None else seconds_to_wait(timeout)
-        if ack is None:
+        if seq_id is not None:
+            if ack is not None:
+                self._owner_of(ack).ack(ack)
+            values = home.make(self, (ANY, wire.GET_ONE, seq_id, lease))
+        elif ack is None:
             values = home.make(self, (ANY, _GET, seconds, lease))
         else:
             its_owner = self._owner_of(ack)
@@ -249,6 +262,10 @@ class SharedQueue(Opens):
     def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
         return list(run(calls.peek(max_messages), self._make))
+
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        return list(run(calls.find(key, max_messages), self._make))
 
     def _check_delivery(self) -> None:
         if self._home.is_draining:

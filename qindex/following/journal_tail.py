@@ -3,7 +3,7 @@
 No lock is taken, and the file is never mapped: the writer may cut it, and touching a map behind
 the end of its file kills a process. All records of one look belong to one life of the journal: the
 journal starts with the record it started with before and after (see
-:mod:`qindex.view.point_in_time`).
+:mod:`qindex.recovery.point_in_time`).
 
 A flush puts another file in the journal's place, or empties it in place. The other file's
 predecessor stays readable while it is open here, and is complete from then on.

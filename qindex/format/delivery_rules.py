@@ -36,7 +36,8 @@ class DirectoryRules:
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
     finds all that its index names. ``journalled_pairs``: the files of version 2 stand beside a
     journal of ours, in a store that an engine wrote (it was in no release). ``pending``: seq_ids of
-    transactions that are not committed.
+    transactions that are not committed. ``vouched``: the checksums are of these files, for no node
+    has had them.
     """
 
     entry_count: int
@@ -51,3 +52,4 @@ class DirectoryRules:
     clean: bool = False
     journalled_pairs: bool = False
     pending: frozenset[int] = frozenset()
+    vouched: bool = True

@@ -482,7 +482,8 @@ class _Reading:
         self._add(self._store_path, int(at), 0, cause, what, lost, kind)
         rows = first + np.arange(rescued.count)
         pair.rows = np.append(pair.rows, rows)
-        pair.heads = np.append(pair.heads, rescued.heads)
+        # Two tables put together have the byte order of the machine.
+        pair.heads = np.append(pair.heads, rescued.heads).astype(HEAD)
         pair.starts = np.append(pair.starts, rescued.starts)
         pair.kinds = np.append(pair.kinds, rescued.kinds)
         if pair.bodies is not None:

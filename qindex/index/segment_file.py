@@ -68,27 +68,35 @@ def scan_file(
     number: int,
     entry_count: int,
     *,
+    data: bytes | None = None,
+    trust_sums: bool = True,
     elsewhere: Elsewhere | None = None,
     power_lost: bool = False,
     at_rest: bool = False,
 ) -> SegmentScan:
     """Read a segment. Damage is no error: see the findings.
 
-    ``elsewhere``, ``power_lost``: see :func:`qindex.format.record_layouts.segment_layout`.
-    ``at_rest``: nobody is writing to the file, and no flush was cut short there, so its checksums
-    cover everything that was synced. Raises :class:`FileNotFoundError` if there is no file.
+    ``data``: the file's bytes as they were, beside a writer. ``trust_sums``: records of blocks
+    whose checksum holds are not looked into. ``elsewhere``, ``power_lost``: see
+    :func:`qindex.format.record_layouts.segment_layout`. ``at_rest``: no flush was cut short there,
+    so the file's checksums cover everything that was synced. Raises :class:`FileNotFoundError` if
+    there is no file.
     """
     path = segment_path(directory, number)
     findings: list[Finding] = []
-    healed = read_healed(fs, path, findings, power_lost=power_lost)
+    healed = read_healed(fs, path, findings, data, power_lost=power_lost)
     complete = healed.end if at_rest else 0
     ahead = power_lost and healed.end > len(healed.data) and not at_rest
-    if ahead or healed.torn:
+    if ahead or (healed.torn and data is None):
         # Both files are written anew: what is appended next must not be held against these.
         what, lost = "the checksums are not those of the file", "nothing is lost"
         findings.append(Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED))
+    if data is not None and complete > len(data) and size_of(fs, path) > len(data):
+        # A flush has written to the file since, and may have been half-way when it was pinned.
+        complete = healed.sound
+    verified = healed.sound if trust_sums else 0
     scan = scan_segment(
-        path, healed.data, number, entry_count, healed.sound, elsewhere, power_lost, complete
+        path, healed.data, number, entry_count, verified, elsewhere, power_lost, complete
     )
     scan.findings[:0] = findings
     return scan

@@ -11,19 +11,18 @@ import numpy as np
 
 from journal.block_sums import BLOCK, Healed, heal, read_sums
 from journal.findings import Cause, Finding, Kind
-from journal.format import DELIVER, PUBLISH_TRANSIENT
+from journal.format import DELIVER
 from journal.fs.files import FileSystem, ReadBuffer, read_file
 from journal.memory.arrays import I64, U8
 from journal.replay import Walk
 from qindex.format.message_record import gather_bytes
 from qindex.format.record_layouts import segment_layout
 from qindex.format.resynchronise import Data, Elsewhere, read_soundly
-from qindex.index.segment import ABSENT, ACKED, PUBLISHED
+from qindex.index.segment import ACKED, PUBLISHED
 
 MSG_ID_SIZE = 16
 
 
-_NONE: I64 = np.empty(0, np.int64)
 _NO_STEPS = np.empty(0, np.bool_)
 
 
@@ -31,13 +30,12 @@ _NO_STEPS = np.empty(0, np.bool_)
 class SegmentScan:
     """The content of one segment file.
 
-    ``filed``: a byte of state for each entry. ``transient``: seq_ids of transient messages.
-    ``data``: the file with its damage corrected where that was possible. ``entries``: of ``walk``
-    the publish record of each entry, ascending by seq_id; ``rels``: where they are in ``filed``.
+    ``filed``: a byte of state for each entry. ``data``: the file with its damage corrected where
+    that was possible. ``entries``: of ``walk`` the publish record of each entry, ascending by
+    seq_id; ``rels``: where they are in ``filed``.
     """
 
     filed: bytearray
-    transient: I64
     size: int
     data: Data
     findings: list[Finding]
@@ -122,8 +120,7 @@ def scan_segment(
     reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
     base = number * entry_count
-    kinds = walk.kinds.tobytes()
-    any_steps = DELIVER in kinds
+    any_steps = DELIVER in walk.kinds.tobytes()
     is_step = walk.kinds >= DELIVER if any_steps else _NO_STEPS
     entries = last_of_each(walk.take(~is_step) if any_steps else walk)
     rels = places(entries.seqs, base)
@@ -146,14 +143,8 @@ def scan_segment(
             what = f"more than one ack of seq_id {base + rel}"
             for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():
                 findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
-    transient = _NONE
-    if PUBLISH_TRANSIENT in kinds:
-        transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
-        now = filed[transient - base]
-        transient = transient[(now != ABSENT) & (now != ACKED)]
     return SegmentScan(
         states,
-        transient,
         len(data),
         reading.data,
         findings,

@@ -10,7 +10,7 @@ from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import DamageError
 from journal.findings import Cause, Finding, Kind
 from journal.format import FILE_NAME as JOURNAL
-from journal.fs.files import FileSystem
+from journal.fs.files import FileSystem, is_there
 from qindex.format.segment import file_number
 from qindex.index.quarantine import quarantine_findings
 
@@ -51,21 +51,26 @@ def set_aside(fs: FileSystem, findings: Iterable[Finding]) -> None:
     quarantine_findings(fs, [one for one in findings if one.cause is Cause.DAMAGE])
 
 
-def lost_files(directory: str, names: Sequence[str], *, power_lost: bool) -> Iterator[Finding]:
+def lost_files(
+    fs: FileSystem, directory: str, names: Iterable[str], *, power_lost: bool
+) -> Iterator[Finding]:
     """Find index files that are missing though their checksums are there.
 
     ``names``: all in the queue's directory. An engine removes the checksums first. So where no
-    power was lost since, somebody else has removed the file.
+    power was lost since, somebody else has removed the file. Raises :class:`OSError`.
     """
     there = set(names)
-    for name in names:
+    for name in sorted(there):
         of = name.removesuffix(SUMS_SUFFIX)
         is_index = of == JOURNAL or file_number(of) is not None
-        if of != name and is_index and of not in there:
+        path = os.path.join(directory, of)
+        # A writer may have made or removed both since.
+        if of == name or not is_index or of in there or is_there(fs, path):
+            continue
+        if is_there(fs, path + SUMS_SUFFIX):
             cause = Cause.CRASH if power_lost else Cause.DAMAGE
             what, lost = "the file is missing; its checksums are there", "its entries are lost"
-            path, kind = os.path.join(directory, of), Kind.MISSING_FILE
-            yield Finding(path, 0, 0, cause, what, lost, kind)
+            yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
 
 
 def without_message(path: str, seq: int, msg_id: bytes) -> Finding:

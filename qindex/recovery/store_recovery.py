@@ -1,9 +1,8 @@
 """Recovery, from the files of a store to its state. It reads from top to bottom:
 
 1. *The snapshot* of a clean close: where the files are those it was written of, it says all.
-2. *Read*, for each queue: its journal, then its segments; one merge rule
-   (:mod:`qindex.index.merge`) says what state each entry is in. Damage is found and judged.
-   Nothing is written.
+2. *Read*, for each queue, its image (:mod:`qindex.recovery.queue_image`): journal and segments, and
+   from both what state each entry is in. Damage is found and judged. Nothing is written.
 3. *Reconcile*: the entries of all queues are the references of the message store, which is
    recovered with them; entries whose message is gone are dropped.
 4. *Rewrite* what must be: damaged bytes are set aside, sound files take the place of damaged ones,
@@ -23,31 +22,25 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import Healed
 from journal.errors import ClosedError, StorageError, storage_errors
-from journal.findings import Cause, Finding, Kind
-from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
-from journal.fs.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
+from journal.findings import Finding, Kind
+from journal.fs.files import FileSystem, is_zeros, sync_file, unlink_if_there
 from journal.locks.flag import Flag
-from journal.memory.arrays import I64
 from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
 from qindex.format import layout
-from qindex.format.record_layouts import journal_layout
-from qindex.format.resynchronise import NO_WALK, Data, Elsewhere, Reading, read_soundly
-from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
+from qindex.format.delivery_rules import DirectoryRules
+from qindex.format.resynchronise import Data
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index import segment_file
 from qindex.index.flush import FlushPlan, write_plan
-from qindex.index.merge import JournalRecords
 from qindex.index.messages import Messages, has_message_store
-from qindex.index.segment import ACKED, DELIVERED, PUBLISHED, Segment, Segments, segment_numbers
+from qindex.index.segment import Segment, Segments, count_held
 from qindex.index.segment_file import (
     plan_segment,
     remove_sums,
@@ -55,12 +48,14 @@ from qindex.index.segment_file import (
     segment_files,
     segment_path,
 )
-from qindex.index.segment_scan import SegmentScan, read_healed, stored_entries
+from qindex.index.segment_scan import SegmentScan, empty_scan, read_healed
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
-from qindex.recovery.damage import judge, lost_files, report, set_aside, without_message
-from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.columns import Source
+from qindex.recovery.damage import judge, report, set_aside, without_message
+from qindex.recovery.point_in_time import UNKNOWN, GivenOut, at_rest
 from qindex.recovery.queue_directory import remove_queue_directory
+from qindex.recovery.queue_image import QueueImage, SegmentImage
 from qindex.recovery.snapshot import (
     RestingQueue,
     files_agree,
@@ -72,7 +67,6 @@ from qindex.recovery.store_directory import forget_node, refuse_pairs, was_with_
 
 _log = logging.getLogger("qindex.recovery")
 
-_JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE
 _JOURNAL_SUMS = journal_format.FILE_NAME + SUMS_SUFFIX
 _UNFINISHED = (".new", ".tmp", _JOURNAL_SUMS)
 """Ends of names that do not outlive a recovery."""
@@ -296,9 +290,7 @@ class StoreRecovery:
                 path,
                 self._entry_count,
                 names,
-                seq_limit=seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID,
-                given_out=seq_file.next_after_crash(0) if seq_file.same_run else None,
-                power_lost=seq_file.power_lost,
+                GivenOut.of(seq_file),
                 with_a_node=self._with_a_node,
             )
         judge(loaded.findings, repair=repair or self._options.repair)
@@ -308,20 +300,6 @@ class StoreRecovery:
 # -- read a queue: nothing is written -------------------------------------------------------------
 
 
-_NONE: I64 = np.empty(0, np.int64)
-
-
-class JournalEntries(NamedTuple):
-    """Publish records found in a journal that no segment has: sorted by seq_id."""
-
-    seqs: I64
-    offsets: I64
-    data: Data
-
-
-_NO_ENTRIES = JournalEntries(_NONE, _NONE, b"")
-
-
 @dataclass(slots=True)
 class LoadedQueue:
     """A queue as its files have it.
@@ -329,39 +307,30 @@ class LoadedQueue:
     ``names``: of its files. ``journal_size``: bytes of the journal that say something.
     ``segments``: by number; those that the journal touches are loaded and dirty, others know
     their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
-    messages published as transient and not acknowledged. ``unacked``: messages held.
+    messages published as transient and not acknowledged. ``unacked``: messages held. ``fresh``:
+    the publish records that the journal alone has, by segment; they are in the bytes ``journal``.
     ``repaired``: what the files of damaged segments (by number) should hold; the states and
     offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
-    message is in the persistent message store. ``vouched``: the checksums are of these files.
+    message is in the persistent message store.
     """
 
     directory: str
     entry_count: int
     names: Sequence[str]
     segments: Segments = field(default_factory=Segments)
-    journal: JournalEntries = _NO_ENTRIES
+    journal: Data = b""
+    fresh: dict[int, Source] = field(default_factory=dict)
     journal_size: int = 0
     seen: int = 0
     transient: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     repaired: dict[int, SegmentScan] = field(default_factory=dict)
     stored: list[tuple[int, bytes]] = field(default_factory=list)
-    vouched: bool = True
 
     @property
     def unacked(self) -> int:
         """Messages published and not acknowledged."""
         return sum(segment.unacked for segment in self.segments.values())
-
-    def holds(self, seq_id: int) -> bool | None:
-        """Tell whether an entry is published, persistent and not acknowledged; ``None`` when its
-        segment is not in memory."""
-        segment = self.segments.get(seq_id // self.entry_count)
-        if segment is None or seq_id in self.transient:
-            return False
-        if not segment.loaded:
-            return None
-        return segment.states[seq_id - segment.base] in (PUBLISHED, DELIVERED)
 
     def acknowledge(self, fs: FileSystem, seq_id: int) -> None:
         """Mark an entry as acknowledged. Raises :class:`OSError`."""
@@ -377,185 +346,56 @@ def load_queue(
     directory: str,
     entry_count: int,
     names: Sequence[str],
+    given_out: GivenOut = UNKNOWN,
     *,
-    seq_limit: int = SEQ_MASK,
-    given_out: int | None = None,
-    power_lost: bool = False,
     with_a_node: bool = False,
 ) -> LoadedQueue:
     """Read all of a queue's directory, which has these ``names`` in it.
 
-    ``seq_limit``: no seq_id above it was ever given out. ``given_out``: all seq_ids below were
-    before the journal's first record; known where no power was lost since. ``power_lost``: see
-    :class:`qindex.format.resynchronise.Layout`. ``with_a_node``: a RabbitMQ node may have changed
-    the files, which writes no checksums. Raises :class:`OSError`. Damage is no
-    error here: see ``findings``. Memory: one segment file at a time, and the journal.
+    ``with_a_node``: a RabbitMQ node may have changed the files, which writes no checksums. Raises
+    :class:`OSError`. Damage is no error here: see ``findings``. Memory: one segment file at a time,
+    and the journal.
     """
-    loaded = LoadedQueue(directory, entry_count, names, vouched=not with_a_node)
-    journal_path = os.path.join(directory, journal_format.FILE_NAME)
-    # Where the file of its seq_ids tells nothing, all is looked at, and told.
-    knows = given_out is not None
-    reading = _read_journal(fs, loaded, journal_path, seq_limit, power_lost, may_be_zeros=knows)
-    has_records = len(reading.walk) > 0
-    # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
-    is_ours = seq_limit < SEQ_MASK and has_records
-    elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
-    _read_segments(fs, loaded, reading, elsewhere, power_lost)
-    # A node that deletes a segment leaves its checksums.
-    if loaded.vouched:
-        loaded.findings += lost_files(directory, names, power_lost=power_lost)
-    if has_records:
-        if given_out is not None:
-            _leave_out_early_steps(loaded, journal_path, reading, given_out)
-        _merge(loaded, journal_path, reading)
-        _note_transient(loaded, reading)
-    if loaded.stored:
-        loaded.stored = [
-            (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
-        ]
-    for segment in loaded.segments.values():
-        if segment.loaded and not segment.dirty:
-            segment.unload()
+    rules = DirectoryRules(entry_count, vouched=not with_a_node)
+    pinned = at_rest(fs, directory, names, given_out, vouched=rules.vouched)
+    reading = pinned.reading
+    loaded = LoadedQueue(
+        directory, entry_count, names, journal=reading.data, journal_size=reading.walk.end
+    )
+    image = QueueImage(fs, directory, rules, pinned=pinned, busy=None)
+    for number in image.numbers:
+        part = image.segment(number)
+        assert part is not None
+        _take(loaded, number, part)
+    loaded.seen = image.seen
+    loaded.findings = image.findings
     return loaded
 
 
-def _read_journal(
-    fs: FileSystem,
-    loaded: LoadedQueue,
-    path: str,
-    seq_limit: int,
-    power_lost: bool,
-    *,
-    may_be_zeros: bool,
-) -> Reading:
-    data = map_optional(fs, path) or b""
-    healed = Healed(data)
-    # A node that writes to the journal leaves the checksums of what was there before.
-    if loaded.vouched and _JOURNAL_SUMS in loaded.names:
-        healed = read_healed(fs, path, loaded.findings, data, power_lost)
-    elif may_be_zeros and is_zeros(data):
-        healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
-    if not healed.data:
-        return Reading(NO_WALK, healed.data)
-    complete = healed.end if loaded.vouched and not power_lost else 0
-    records = journal_layout(seq_limit, power_lost=power_lost, complete=complete)
-    reading = read_soundly(path, healed.data, records, healed.sound)
-    loaded.findings += reading.findings
-    loaded.journal_size = reading.walk.end
-    return reading
-
-
-def _read_segments(
-    fs: FileSystem,
-    loaded: LoadedQueue,
-    reading: Reading,
-    elsewhere: Elsewhere | None,
-    power_lost: bool,
-) -> None:
-    """Read the segment files one after the other; only the counts are kept of those that the
-    journal has nothing of."""
-    touched = segment_numbers(reading.walk.seqs, loaded.entry_count)
-    for number in segment_files(loaded.names):
-        # Where the journal has records of a segment, a loss of power may have cut a flush short
-        # that was changing the file. The journal still holds what that flush was writing.
-        at_rest = loaded.vouched and not (power_lost and number in touched)
-        scan = _read_segment(fs, loaded, number, elsewhere, power_lost, at_rest)
-        unacked = scan.unacked
-        if number not in touched and unacked:
-            segment = Segment.unloaded(number, loaded.entry_count, unacked, scan.size)
-        else:
-            segment = Segment(number, loaded.entry_count)
-            segment.file_size = scan.size
-            segment.load(scan.filed)
-        loaded.segments[number] = segment
-
-
-def _read_segment(
-    fs: FileSystem,
-    loaded: LoadedQueue,
-    number: int,
-    elsewhere: Elsewhere | None,
-    power_lost: bool,
-    at_rest: bool,
-) -> SegmentScan:
-    scan = scan_file(
-        fs,
-        loaded.directory,
-        number,
-        loaded.entry_count,
-        elsewhere=elsewhere,
-        power_lost=power_lost,
-        at_rest=at_rest,
-    )
-    if scan.findings:
-        loaded.findings += scan.findings
-        scan = loaded.repaired[number] = segment_file.repaired(loaded.directory, number, scan)
-    entries = scan.entries
-    if len(entries):
-        loaded.seen = max(loaded.seen, int(entries.seqs[-1]) + 1)
-        if len(scan.transient):
-            loaded.transient.update(scan.transient.tolist())
-        bare = entries.lengths == PUBLISH_HEAD_SIZE
-        if bare.any():
-            bare &= scan.states() != ACKED
-            payloads = entries.offsets[bare] + STEP_SIZE
-            loaded.stored += stored_entries(
-                scan.data, entries.seqs[bare], payloads, np.zeros(len(payloads), np.int64)
-            )
-    return scan
-
-
-def _leave_out_early_steps(
-    loaded: LoadedQueue, path: str, reading: Reading, given_out: int
-) -> None:
-    """Leave out delivers and acks of what was not published by then
-    (:mod:`qindex.recovery.early_steps`)."""
-    if any(finding.cause is Cause.DAMAGE for finding in reading.findings):
-        return  # their publishes may be what is damaged
-    # A node that had the queue for a while knows of no other file than its segments.
-    ahead = ahead_of_publishes(reading.walk, max(given_out, loaded.seen))
-    if ahead.any():
-        loaded.findings += ahead_findings(path, reading.walk, ahead)
-        reading.walk = reading.walk.take(~ahead)
-
-
-def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
-    """Merge the journal's records into the segments' states (:mod:`qindex.index.merge`)."""
-    walk = reading.walk
-    # A deliver or ack counts too: its seq_id was given out, even if its segment is gone.
-    loaded.seen = max(loaded.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
-    records = JournalRecords(path, walk)
-    count = loaded.entry_count
-    fresh = [np.zeros(0, np.bool_)]
-    for number in records.segment_numbers(count):
-        segment = loaded.segments.get(number)
-        if segment is None:
-            segment = loaded.segments[number] = Segment(number, count)
-        states = np.frombuffer(segment.states, np.uint8)
-        merged = records.merge_into(states, segment.base)
-        fresh.append(merged.fresh)
-        loaded.findings += merged.findings
-        if not states.any() and not segment.file_size:
-            del loaded.segments[number]
-        loaded.transient.difference_update(merged.acked)
-    entries = records.entries.take(np.concatenate(fresh))
-    loaded.journal = JournalEntries(entries.seqs, entries.offsets, reading.data)
-    bare = entries.take(entries.lengths == _JOURNAL_HEAD)
-    loaded.stored += stored_entries(
-        reading.data,
-        bare.seqs,
-        bare.offsets + journal_format.ACTION_SIZE,
-        np.zeros(len(bare), np.int64),
-    )
-
-
-def _note_transient(loaded: LoadedQueue, reading: Reading) -> None:
-    """Note the transient messages of the journal: they do not outlive their process."""
-    seqs = reading.walk.seqs[reading.walk.kinds == PUBLISH_TRANSIENT]
-    for seq in seqs.tolist():
-        segment = loaded.segments.get(seq // loaded.entry_count)
-        if segment is not None and segment.states[seq - segment.base] in (PUBLISHED, DELIVERED):
-            loaded.transient.add(seq)
+def _take(loaded: LoadedQueue, number: int, part: SegmentImage) -> None:
+    """Take in a segment. Of one that the journal changes nothing in, the counts are kept alone."""
+    count, scan = loaded.entry_count, part.scan
+    if scan is None:
+        scan = empty_scan(number, count)
+    elif scan.findings:
+        scan = segment_file.repaired(loaded.directory, number, scan)
+        loaded.repaired[number] = scan
+    states = bytearray(part.states)
+    held = count_held(states)
+    if states != scan.filed or (scan.size and not held):
+        segment = Segment(number, count)
+        segment.file_size = scan.size
+        segment.load(scan.filed)
+        np.copyto(np.frombuffer(segment.states, np.uint8), part.states)
+    elif held:
+        segment = Segment.unloaded(number, count, held, scan.size)
+    else:
+        return
+    loaded.segments[number] = segment
+    loaded.fresh.update((number, one) for one in part.sources if one.location == "journal")
+    transient = set(part.transient())
+    loaded.transient |= transient
+    loaded.stored += (one for one in part.stored() if one[0] not in transient)
 
 
 # -- rewrite what must be -------------------------------------------------------------------------
@@ -672,17 +512,15 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
     """Append what the journal holds to the segments; gives the entries not acknowledged and the
     bytes of each segment that is left."""
     plans = []
-    entries = loaded.journal
-    for segment in loaded.segments.values():
+    for number, segment in loaded.segments.items():
         if segment.dirty:
             offsets = np.full(loaded.entry_count, -1, np.int64)
-            low, high = np.searchsorted(
-                entries.seqs, (segment.base, segment.base + loaded.entry_count)
-            )
-            offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
+            if number in loaded.fresh:
+                entries = loaded.fresh[number]
+                offsets[entries.seqs - segment.base] = entries.offsets
             plans.append(plan_segment(segment, 0, offsets))
     if plans:
-        plan = FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans)
+        plan = FlushPlan(loaded.directory, loaded.journal, 0, 0, next_seq, plans)
         write_plan(fs, plan)
     segments = {
         number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()

@@ -28,7 +28,7 @@ from qindex.server import frames
 
 VERSION = 1
 """Of this protocol: server and client have the same."""
-CAPABILITIES = ("consume", "get-ack", "parts")
+CAPABILITIES = ("consume", "get-ack", "parts", "transactions")
 
 HEAD = Struct(">I")
 HEAD_SIZE = HEAD.size
@@ -85,12 +85,20 @@ DONE, ERROR, PUSH = 0, 1, 2
     FORGET,
     CANCEL_MESSAGE,
     MOVE,
-) = range(41)
+    FIND,
+    GET_ONE,
+    BEGIN,
+    PUBLISH_IN,
+    ACK_IN,
+    END,
+) = range(47)
 
 BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
 PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
 """The same for a publish."""
+IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"} | {"timeout"}
+"""The options of PUBLISH_IN."""
 
 _KEPT = 1 << 20
 """Bytes that a packer keeps in memory for the next frame."""

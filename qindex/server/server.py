@@ -18,6 +18,7 @@ from journal.errors import ClosedError, DisconnectedError, StoreError, UsageErro
 from qindex.engine.engine import Engine
 from qindex.format.message import Message, message_of
 from qindex.format.settings import UNSET
+from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.queue import Queue
 from qindex.queue.room import WouldWaitError
@@ -494,6 +495,92 @@ class Server(Loop):
             conn, number, lambda: wire.frame(number, wire.DONE, *columns(queue.peek(most)))
         )
 
+    def _find(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        queue, key, most = self._queue(request[2]).queue, request[3], request[4]
+        return self.aside(
+            conn, number, lambda: wire.frame(number, wire.DONE, *columns(queue.find(key, most)))
+        )
+
+    def _get_one(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served, seq, lease = self._queue(request[2]), request[3], request[4]
+        delivery = served.deliverer.take_at(seq, lease=lease, waits=False)
+        if delivery is None:
+            return self.frame(number, wire.DONE)
+        return self._given(conn, number, served, delivery, False)
+
+    # -- transactions --------------------------------------------------------------------------
+
+    def _begin(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        transaction = self.engine.transaction()
+        transaction.__enter__()
+        return self.frame(number, wire.DONE, conn.session.begin(transaction))
+
+    def _publish_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served, together = self._queue(request[2]), conn.session.transaction(request[3])
+        message = message_of(_message(request[4]), None, None, None, time_ns())
+        options, _, timeout = _options_of(request[5], wire.IN_TRANSACTION)
+        due = due_time(options.get("delay"), options.get("at"))
+        unique, window = options.get("unique"), options.get("window")
+        until = options.get("until", "acked")
+
+        def publish() -> int:
+            with together.lock:
+                return together.transaction._publish(
+                    *(served.queue, message, options.get("ttl"), timeout, due),
+                    *(unique, window, until, options.get("priority")),
+                    waits=False,
+                )
+
+        def finish(seq: int) -> Reply:
+            return self.frame(number, wire.DONE, seq)
+
+        aside = served.sync_each or len(message.body) > _LARGE
+        return self._with_room(conn, number, publish, finish, timeout, aside=aside)
+
+    def _ack_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        served, together = self._queue(request[2]), session.transaction(request[3])
+        delivery = session.find(served, request[4], request[5])
+        with together.lock:
+            together.transaction.ack(delivery)
+            together.acks.append((served, request[4], delivery))
+        return self.frame(number, wire.DONE)
+
+    def _end_transaction(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        together = session.transaction(request[2])
+        commit = bool(request[3])
+        # As long as it is there, its deliveries are known to be neither settled nor outstanding.
+
+        def call() -> bytes:
+            with together.lock:
+                if commit:
+                    together.transaction.__exit__(None, None, None)
+                else:
+                    together.transaction._roll_back()
+            return wire.frame(number, wire.DONE)
+
+        def end(*, acked: bool) -> None:
+            session.transactions.pop(request[2], None)
+            for served, tag, delivery in together.acks:
+                if acked:
+                    credit = session.forget(tag, delivery.seq_id)
+                    if credit is not None and not conn.is_closed:
+                        self._renew(credit, conn)
+                elif session.id not in self._sessions:
+                    with suppress(StoreError):
+                        served.settler.nack(delivery, waits=False)
+
+        def done(reply: bytes) -> bytes:
+            end(acked=commit)
+            return reply
+
+        def refused(error: BaseException) -> Reply:
+            end(acked=False)
+            return self.error(number, error)
+
+        return self.aside(conn, number, call, done, refused)
+
     # -- settling ------------------------------------------------------------------------------
 
     def _ack_one(self, conn: Connection, served: Served, tag: int, seq: int) -> None:
@@ -785,6 +872,12 @@ class Server(Loop):
             wire.FORGET: self._forget,
             wire.CANCEL_MESSAGE: self._cancel_message,
             wire.MOVE: self._move,
+            wire.FIND: self._find,
+            wire.GET_ONE: self._get_one,
+            wire.BEGIN: self._begin,
+            wire.PUBLISH_IN: self._publish_in,
+            wire.ACK_IN: self._ack_in,
+            wire.END: self._end_transaction,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
 

@@ -33,8 +33,8 @@ cdef class Credit:
 cdef class Session:
     cdef public object id
     cdef public bint has_said_bye
-    cdef public dict _held, _lapsed
-    cdef public Py_ssize_t _next_tag, _sweep_at
+    cdef public dict transactions, _held, _lapsed
+    cdef public Py_ssize_t _next_tag, _next_transaction, _sweep_at
 
     @cython.locals(number=Py_ssize_t)
     cpdef Py_ssize_t hold(self, Served served, object delivery, Credit credit=*) except -1

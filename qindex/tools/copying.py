@@ -32,7 +32,7 @@ from journal.fs.files import (
     replace_file,
     write_all,
 )
-from journal.memory.arrays import I64, U8
+from journal.memory.arrays import I64
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import MAX_RECORD
@@ -61,16 +61,15 @@ from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.format.segment import file_number
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
-from qindex.index.pair_scan import entry_count_of
+from qindex.index.pair_scan import Depth, entry_count_of
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
+from qindex.recovery.columns import Entries, pack_heads, take_rows
 from qindex.tools.pair_writer import PairWriter
-from qindex.tools.queue_check import CheckedQueue, StoredEntries
+from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, is_in, pack_ids
-from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
-from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory, raw_name
 from qindex.view.reader import StoreReader
 
@@ -120,7 +119,7 @@ class StoreCopy:
     _doubles: dict[str, list[int]] = field(default_factory=dict)
     _done: int = 0
     _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
-    _unnamed: U8 = field(default_factory=lambda: np.empty((0, 16), np.uint8))
+    _unnamed: Entries | None = None
 
     @property
     def entry_count(self) -> int:
@@ -264,8 +263,8 @@ class StoreCopy:
         writer = self._writer(directory, name)
         if not checked.readable:
             return
-        view = self.reader.pin_as(ThoroughView, checked.queue)
-        for _, batch in view.all_batches():
+        view = self.reader.pin(checked.queue, Depth.DECODE)
+        for batch in view.all_alive():
             self._advance(len(batch.seqs))
             kept = self._kept(batch, saved)
             kept = self._not_moved(kept, checked.queue.directory, saved)
@@ -279,7 +278,7 @@ class StoreCopy:
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
-        saved.unnamed += view.unnamed
+        saved.unnamed += view.image.unnamed
         saved.lost += self._lost_in_pairs(checked)
 
     def _lost_in_pairs(self, checked: CheckedQueue) -> int:
@@ -304,39 +303,37 @@ class StoreCopy:
         first = np.sort(np.unique(there, return_index=True)[1])
         ids = there[first]
         ids = ids[~is_in(ids, self.messages.named()[0])]
-        self._unnamed = np.frombuffer(
-            b"".join(msg_id.ljust(16, b"\0") for msg_id in ids.tolist()), np.uint8
-        ).reshape(-1, 16)
         count = len(ids)
-        numbers, yes = np.arange(count), np.ones(count, np.bool_)
-        nobody = QueueDirectory("", "")
-        entries = StoredEntries(
-            "", nobody, False, numbers, numbers, self._unnamed, np.zeros(count, np.int64), yes
+        packed = b"".join(msg_id.ljust(16, b"\0") for msg_id in ids.tolist())
+        nothing, yes = np.zeros(count, np.int64), np.ones(count, np.bool_)
+        self._unnamed = Entries(
+            path="",
+            location="segment",
+            data=b"",
+            version2=False,
+            seqs=np.arange(count),
+            states=nothing.astype(np.uint8),
+            payloads=nothing,
+            offsets=nothing,
+            heads=pack_heads(
+                np.frombuffer(packed, np.uint8).reshape(-1, 16),
+                nothing.astype(np.uint64),
+                nothing,
+                nothing,
+            ),
+            persistent=yes,
+            delivered=yes,
+            dropped=~yes,
         )
-        self.messages.entries = [*self.messages.entries, entries]
+        self.messages.entries = [*self.messages.entries, self._unnamed]
         return count > 0
 
     def copy_unnamed(self, directory: str, name: bytes, saved: SavedQueue) -> None:
         """Copy what :meth:`take_unnamed` has found into a queue of its own."""
-        count = len(self._unnamed)
-        nothing, yes = np.zeros(count, np.int64), np.ones(count, np.bool_)
-        batch = Batch(
-            path="",
-            in_journal=False,
-            data=b"",
-            version2=False,
-            seqs=np.arange(count),
-            payloads=nothing,
-            offsets=nothing,
-            delivered=yes,
-            persistent=yes,
-            dropped=~yes,
-            ids=self._unnamed,
-            expiry=nothing.astype(np.uint64),
-            sizes=nothing,
-            embedded=nothing,
-        )
-        sizes = self._stored_sizes(batch, nothing.copy())
+        batch = self._unnamed
+        assert batch is not None
+        count = len(batch.seqs)
+        sizes = self._stored_sizes(batch, batch.sizes)
         self._writer(directory, name).add(batch, batch.seqs, sizes)
         saved.messages = saved.unnamed = saved.redelivered = saved.next_seq_id = count
         saved.bytes = int(sizes.sum())
@@ -379,7 +376,7 @@ class StoreCopy:
             total = sum(one.entries for one in self.checked)
             self.progress(self._done, total)
 
-    def _kept(self, batch: Batch, saved: SavedQueue) -> Batch:
+    def _kept(self, batch: Entries, saved: SavedQueue) -> Entries:
         dropped = batch.dropped
         if self.reader.vhost is None:
             dropped = ~batch.persistent
@@ -391,7 +388,7 @@ class StoreCopy:
         double = np.isin(batch.offsets, self._doubles.get(batch.path, ()))
         return take_rows(batch, ~dropped & ~lost & ~double)
 
-    def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
+    def _not_moved(self, batch: Entries, directory: str, saved: SavedQueue) -> Entries:
         undone = self.undone.get(directory)
         if undone is not None:
             batch = take_rows(batch, ~np.isin(batch.seqs, undone))
@@ -408,25 +405,25 @@ class StoreCopy:
         for checked in self.checked:
             if checked.queue.directory != directory or not checked.readable:
                 continue
-            view = self.reader.pin_as(ThoroughView, checked.queue)
-            for _, batch in view.all_batches():
+            view = self.reader.pin(checked.queue, Depth.DECODE)
+            for batch in view.all_alive():
                 kept = self._kept(batch, SavedQueue("", ""))
                 ids = pack_ids(kept.ids)
                 for seq, msg_id in zip(kept.seqs.tolist(), ids.tolist(), strict=True):
                     yield seq, msg_id.ljust(16, b"\0")
 
-    def _true_sizes(self, batch: Batch) -> I64:
+    def _true_sizes(self, batch: Entries) -> I64:
         """Give the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
         says."""
         if batch.bodies is not None:
             sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
             return self._stored_sizes(batch, sizes)
-        sizes = batch.sizes.copy()
+        sizes = batch.sizes
         for at, record in batch.foreign_records():
             sizes[at] = len(decode_any(record, batch.ids[at].tobytes()).body)
         return self._stored_sizes(batch, sizes)
 
-    def _stored_sizes(self, batch: Batch, sizes: I64) -> I64:
+    def _stored_sizes(self, batch: Entries, sizes: I64) -> I64:
         known, bodies = self._sizes_by_id
         rows = np.flatnonzero(batch.embedded == 0)
         ids = pack_ids(batch.ids[rows])
@@ -517,7 +514,7 @@ def _is_of_index(finding: Finding) -> bool:
     return is_file or name == journal_format.FILE_NAME
 
 
-def _basic(batch: Batch, vhost: bytes) -> Batch:
+def _basic(batch: Entries, vhost: bytes) -> Entries:
     """Give the entries with the records that a node before 3.13 reads."""
     view = memoryview(batch.data)
     starts = (batch.payloads + journal_format.PAYLOAD_SIZE).tolist()
@@ -529,8 +526,9 @@ def _basic(batch: Batch, vhost: bytes) -> Batch:
     ]
     lengths = np.array([len(record) for record in records], np.int64)
     payloads = np.cumsum(lengths) - lengths - journal_format.PAYLOAD_SIZE
-    data = b"".join(records)
-    return replace(batch, data=data, version2=False, payloads=payloads, embedded=lengths)
+    data, heads = b"".join(records), np.array(batch.heads)
+    heads["embedded"] = lengths
+    return replace(batch, data=data, version2=False, payloads=payloads, heads=heads)
 
 
 def _basic_record(record: bytes, msg_id: bytes, vhost: bytes) -> bytes:

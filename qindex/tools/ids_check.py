@@ -19,7 +19,7 @@ from journal.memory.arrays import I64, U64, Bools
 from qindex.format.message_record import MAGIC
 from qindex.format.segment import STEP_SIZE
 from qindex.format.stored_id import vouches
-from qindex.tools.thorough_view import Batch
+from qindex.recovery.columns import Entries
 
 _LOST = "the messages can't be told apart"
 
@@ -44,14 +44,14 @@ class QueueIds:
     _others: list[_Others] = field(default_factory=list)
     _runs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: Entries) -> None:
         """Take the entries of a batch in. O(n)."""
         halves = np.ascontiguousarray(batch.ids).view(">u8").reshape(-1, 2).astype(np.uint64)
         own = (batch.embedded > 0) & (halves[:, 1] == batch.seqs.astype(np.uint64))
         rows = np.flatnonzero(~own & _is_ours(batch))
         if len(rows):
             offsets = batch.offsets[rows]
-            length = (ACTION_SIZE if batch.in_journal else STEP_SIZE) + PAYLOAD_SIZE
+            length = (ACTION_SIZE if batch.location == "journal" else STEP_SIZE) + PAYLOAD_SIZE
             self._others.append(
                 _Others(batch.path, batch.seqs[rows], offsets, halves[rows], length)
             )
@@ -88,7 +88,7 @@ class QueueIds:
             at += len(one.seqs)
 
 
-def _is_ours(batch: Batch) -> Bools:
+def _is_ours(batch: Entries) -> Bools:
     """Tell which entries are of messages that our engine made."""
     flat = np.frombuffer(batch.data, np.uint8)
     embedded = batch.embedded > 0

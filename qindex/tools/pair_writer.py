@@ -16,9 +16,8 @@ from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.index.segment import segment_numbers
+from qindex.recovery.columns import Entries, take_rows
 from qindex.tools.queue_writer import write_name
-from qindex.tools.thorough_view import Batch
-from qindex.view.columns import take_rows
 
 
 class PairWriter:
@@ -35,7 +34,7 @@ class PairWriter:
         if name is not None:
             write_name(fs, directory, name)
 
-    def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
+    def add(self, batch: Entries, seqs: I64, sizes: I64) -> None:
         """Add entries under these seq_ids, ascending, with these body sizes. Their records are
         RabbitMQ's. Which of them come again as redelivered a node keeps elsewhere."""
         numbers = seqs // self._entry_count
@@ -43,7 +42,7 @@ class PairWriter:
             mine = numbers == number
             self._segment(number, take_rows(batch, mine), seqs[mine], sizes[mine])
 
-    def _segment(self, number: int, batch: Batch, seqs: I64, sizes: I64) -> None:
+    def _segment(self, number: int, batch: Entries, seqs: I64, sizes: I64) -> None:
         where = batch.ids.copy()
         embedded = np.flatnonzero(batch.embedded)
         if len(embedded):
@@ -65,7 +64,7 @@ class PairWriter:
             pwrite_all(self._fs, fd, header, 0)
             pwrite_all(self._fs, fd, run.tobytes(), at)
 
-    def _append(self, number: int, batch: Batch, rows: I64) -> U8:
+    def _append(self, number: int, batch: Entries, rows: I64) -> U8:
         """Append records to the segment's store; gives their places as slots have them."""
         path = os.path.join(self.directory, store_format.file_name(number))
         with opened(self._fs, path, os.O_WRONLY | os.O_CREAT) as fd:
@@ -81,7 +80,7 @@ class PairWriter:
         return index_format.pack_places(offsets, lengths)
 
 
-def _framed(batch: Batch, starts: I64, lengths: I64) -> Iterator[bytes | memoryview]:
+def _framed(batch: Entries, starts: I64, lengths: I64) -> Iterator[bytes | memoryview]:
     """Give records with their heads. What comes from such a store with a head that fits is given as
     it stands, as far as one stands behind the other: its checksum held when it was read."""
     head = store_format.ENTRY_HEAD.size

@@ -11,13 +11,11 @@ import numpy as np
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_room, check_sums, extents, without_room
+from journal.block_sums import check_room, check_sums, without_room
 from journal.errors import StorageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from journal.fs.files import FileSystem, read_optional
-from journal.memory.arrays import I64, U8, Bools
-from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.entries import decode_any
@@ -29,13 +27,12 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
 from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
-from qindex.index.seq_ids import SeqFile
+from qindex.index.pair_scan import Depth
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
-from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.columns import Entries, take_rows
 from qindex.tools.ids_check import QueueIds
-from qindex.tools.thorough_view import Batch, ThoroughView
-from qindex.view.columns import take_rows
+from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader, lacks_its_name
 
@@ -48,29 +45,14 @@ _MOST_READ = 4096
 
 
 @dataclass(slots=True)
-class StoredEntries:
-    """Index entries of one file whose messages are in the message store; columns of shape
-    ``(n,)``, ``ids`` of ``(n, 16)``. ``offsets``: of their publish records in ``path``."""
-
-    path: str
-    queue: QueueDirectory
-    in_journal: bool
-    seqs: I64
-    offsets: I64
-    ids: U8
-    sizes: I64
-    persistent: Bools
-    version2: bool = False
-
-
-@dataclass(slots=True)
 class CheckedQueue:
     """The results of one queue's check that the check of the whole store needs.
 
     ``unacked``: entries not acknowledged, by segment. ``next_seen``: one above the highest seq_id
     that was met. ``same_run``: no power was lost since the queue was written to. ``entries``,
     ``bytes``: not acknowledged, and of their bodies; ``persistent_entries``, ``persistent_bytes``
-    those of persistent messages. ``readable``: the system let us read the journal.
+    those of persistent messages. ``stored``: entries whose messages are in the message store, by
+    file, without its bytes. ``readable``: the system let us read the journal.
     """
 
     queue: QueueDirectory
@@ -81,10 +63,10 @@ class CheckedQueue:
     bytes: int = 0
     persistent_entries: int = 0
     persistent_bytes: int = 0
-    stored: list[StoredEntries] = field(default_factory=list)
+    stored: list[Entries] = field(default_factory=list)
     readable: bool = True
 
-    def count(self, batch: Batch) -> None:
+    def count(self, batch: Entries) -> None:
         """Take the entries of a batch in."""
         self.entries += len(batch.seqs)
         self.bytes += int(batch.sizes.sum())
@@ -94,19 +76,7 @@ class CheckedQueue:
         if not bare.any():
             return
         mine = take_rows(batch, bare)
-        self.stored.append(
-            StoredEntries(
-                path=batch.path,
-                queue=self.queue,
-                in_journal=batch.in_journal,
-                seqs=mine.seqs,
-                offsets=mine.offsets,
-                ids=mine.ids,
-                sizes=mine.sizes,
-                persistent=mine.persistent & ~mine.dropped,
-                version2=batch.version2,
-            )
-        )
+        self.stored.append(replace(mine, data=b"", persistent=mine.persistent & ~mine.dropped))
 
 
 def check_queue(
@@ -121,25 +91,21 @@ def check_queue(
     ``checked``. ``closed``: the store was closed in order, so no crash can have cut anything short.
 
     Beside a writer nothing that comes of its work is found; a queue that is deleted meanwhile has
-    no findings. Memory: the journal, one segment file at a time, 40 bytes for each entry whose
-    message is in the message store. Raises :class:`qindex.view.point_in_time.BusyError`.
+    no findings. Memory: the journal, one segment file at a time, 80 bytes for each entry whose
+    message is in the message store. Raises :class:`qindex.recovery.point_in_time.BusyError`.
     """
     directory = reader.path_of(checked.queue)
     ours = reader.marker is not None
     try:
         identity = _identity(fs, directory)
-        seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
-        checked.same_run = seq_file.same_run
-        sums = list(_check_sum_files(fs, directory, checked.same_run)) if ours else []
-        view = reader.pin_as(ThoroughView, checked.queue)
+        view = reader.pin(checked.queue, Depth.DECODE)
+        checked.same_run = view.pinned.given_out.below is not None
         yield from _check_entries(view, checked, of_node=not ours)
         yield from _judged(view, checked.same_run)
-        # The view has said how much a file lacks that was cut, where it can't be a crash's doing.
-        cut = {(one.path, one.offset) for one in view.findings if one.kind is Kind.TORN}
-        yield from (one for one in sums if (one.path, one.offset) not in cut)
+        if view.rules.vouched:
+            yield from _check_sum_files(fs, directory)
         if ours:
             yield from _check_gaps(view, directory)
-            yield from _check_steps(fs, view, directory)
             busy = reader.may_be_written
             yield from _check_seq_file(fs, directory, checked, identity, busy, closed=closed)
             yield from _check_small_files(fs, directory, checked.same_run)
@@ -153,7 +119,7 @@ def check_queue(
         yield from _check_terms(reader, checked)
 
 
-def _judged(view: ThoroughView, same_run: bool) -> Iterator[Finding]:
+def _judged(view: QueueView, same_run: bool) -> Iterator[Finding]:
     """Give the findings of a view. Where no power was lost since the queue was written to, a block
     without its checksum is damage, and a journal that ends inside a record was cut: the death of
     its process leaves the file as long as it was, with zeros at its end."""
@@ -168,23 +134,22 @@ def _judged(view: ThoroughView, same_run: bool) -> Iterator[Finding]:
             yield finding
 
 
-def _check_entries(
-    view: ThoroughView, checked: CheckedQueue, *, of_node: bool
-) -> Iterator[Finding]:
+def _check_entries(view: QueueView, checked: CheckedQueue, *, of_node: bool) -> Iterator[Finding]:
     ids = QueueIds()
-    for _, batch in view.all_batches():
-        checked.count(batch)
-        ids.take(batch)
-        for finding in _check_sizes(batch):
-            # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.
-            crash = batch.in_journal and not checked.same_run and not of_node
-            yield replace(finding, cause=Cause.CRASH) if crash else finding
+    for number in view.numbers:
+        for batch in view.alive(number):
+            checked.unacked[number] = checked.unacked.get(number, 0) + len(batch.seqs)
+            checked.count(batch)
+            ids.take(batch)
+            for finding in _check_sizes(batch):
+                # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.
+                crash = batch.location == "journal" and not checked.same_run and not of_node
+                yield replace(finding, cause=Cause.CRASH) if crash else finding
     yield from ids.findings()
-    checked.unacked = view.unacked
-    checked.next_seen = view.highest + 1
+    checked.next_seen = view.image.seen
 
 
-def _check_sizes(batch: Batch) -> Iterator[Finding]:
+def _check_sizes(batch: Entries) -> Iterator[Finding]:
     """Hold the sizes of the entries that embed a RabbitMQ record, which no checksum covers,
     against their bodies."""
     if batch.version2:
@@ -206,7 +171,7 @@ def size_finding(path: str, offset: int, seq: int, stated: int, size: int) -> Fi
     return Finding(path, offset, length, Cause.DAMAGE, what, "figures are wrong", Kind.SIZE)
 
 
-def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator[Finding]:
+def _check_sum_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
     """Check the sum file of each index file. A file's sums are read before it, for they are
     written after what they are of, and removed before it goes."""
     for name in sorted(fs.listdir(directory)):
@@ -228,26 +193,16 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             if sums == now:
                 yield from check_room(path, sums)
             sums, now = without_room(sums), without_room(now)
-        if sums is None or now is None or not now.startswith(sums):
+        if sums is None or now is None or data is None or not now.startswith(sums):
             continue  # the file was emptied or deleted
-        if data is None:
-            what, lost = "the file is missing; its checksums are there", "its entries are lost"
-            cause = Cause.DAMAGE if same_run else Cause.CRASH
-            yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
-            continue
-        # The last entries that a flush appends to a segment are synced before they leave the
-        # journal; a loss of power before that may leave their checksums alone.
-        last = max((offset for _, _, offset, _ in extents(sums)), default=0)
-        unsynced = is_journal or len(data) >= last
-        may_be_cut = not same_run and unsynced
         for finding in check_sums(path, data, sums):
-            if finding.offset + finding.length == len(sums) and len(now) > len(sums):
-                continue  # it was being written
-            crash = finding.kind is Kind.TORN and may_be_cut
-            yield replace(finding, cause=Cause.CRASH) if crash else finding
+            if finding.path == path:
+                continue  # the image tells what the file lacks, where no crash explains it
+            if finding.offset + finding.length < len(sums) or len(now) == len(sums):
+                yield finding  # else it was being written
 
 
-def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
+def _check_gaps(view: QueueView, directory: str) -> Iterator[Finding]:
     """An engine gives each publish the next seq_id and empties its journal from the front, so the
     seq_ids of a journal follow one another; a break in them was reported, or cut out."""
     walk = view.pinned.reading.walk
@@ -261,18 +216,6 @@ def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
         missing = int(seqs[at + 1] - seqs[at]) - 1
         lost = f"{missing} messages are lost"
         yield Finding(path, int(offsets[at + 1]), 0, Cause.DAMAGE, what, lost, Kind.GAP)
-
-
-def _check_steps(fs: FileSystem, view: ThoroughView, directory: str) -> Iterator[Finding]:
-    """Find delivers and acks of seq_ids not published by then. All entries were read before."""
-    # Read anew, after the journal: seq_ids that a flush has dropped from it meanwhile are in there.
-    seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
-    reading = view.pinned.reading
-    if not seq_file.same_run or any(one.cause is Cause.DAMAGE for one in reading.findings):
-        return
-    given_out = max(seq_file.next_after_crash(0), view.highest_filed + 1)
-    ahead = ahead_of_publishes(reading.walk, given_out)
-    yield from ahead_findings(view.pinned.journal_path, reading.walk, ahead)
 
 
 def _check_seq_file(

@@ -25,10 +25,7 @@ from qindex.format.segment import (
 )
 from qindex.index.segment import segment_numbers
 from qindex.index.segment_file import append_sums
-from qindex.tools.thorough_view import Batch
-from qindex.view.columns import take_rows
-
-_COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 30, 34))
+from qindex.recovery.columns import Entries, take_rows
 
 
 class QueueWriter:
@@ -54,7 +51,7 @@ class QueueWriter:
         if name is not None:
             write_name(fs, directory, name)
 
-    def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
+    def add(self, batch: Entries, seqs: I64, sizes: I64) -> None:
         """Append entries under these seq_ids, ascending, with these body sizes. The seq_ids may
         only differ from the batch's where no embedded record is ours: its checksum covers it."""
         numbers = seqs // self._entry_count
@@ -81,19 +78,14 @@ def write_name(fs: FileSystem, directory: str, name: bytes) -> None:
         write_all(fs, fd, name)
 
 
-def _records(batch: Batch, rels: I64, sizes: I64) -> bytes:
+def _records(batch: Entries, rels: I64, sizes: I64) -> bytes:
     count = len(rels)
     heads = np.empty((count, PUBLISH_HEAD_SIZE), np.uint8)
     words = PUBLISH | np.where(batch.persistent, PERSISTENT, 0) | rels
     heads[:, :STEP_SIZE] = words.astype(">u2").view(np.uint8).reshape(count, STEP_SIZE)
-    columns = {
-        "ids": batch.ids,
-        "expiry": batch.expiry.astype(">u8"),
-        "sizes": sizes.astype(">u4"),
-        "embedded": batch.embedded.astype(">u4"),
-    }
-    for name, start, end in _COLUMNS:
-        heads[:, start:end] = columns[name].view(np.uint8).reshape(count, end - start)
+    fixed = np.array(batch.heads)
+    fixed["size"] = sizes
+    heads[:, STEP_SIZE:] = fixed.view(np.uint8).reshape(count, -1)
     view = memoryview(batch.data)
     packed = heads.tobytes()
     starts = (batch.payloads + PAYLOAD_SIZE).tolist()

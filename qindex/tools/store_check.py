@@ -36,8 +36,9 @@ from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
 from qindex.format.stored_id import vouches
 from qindex.index.messages import check_record
 from qindex.index.pair_scan import ACKED_OR_LOST
+from qindex.recovery.columns import Entries
 from qindex.tools.headless import find_headless
-from qindex.tools.queue_check import StoredEntries, size_finding
+from qindex.tools.queue_check import size_finding
 from qindex.view.freed_room import concerning
 
 Ids = npt.NDArray[np.bytes_]
@@ -97,10 +98,10 @@ class StoreCheck:
 
     fs: FileSystem
     directory: str
-    entries: Sequence[StoredEntries]
+    entries: Sequence[Entries]
     in_use: bool
     named_now: Callable[[set[bytes]], set[bytes]]
-    lost_is_damage: Callable[[StoredEntries], bool]
+    lost_is_damage: Callable[[Entries], bool]
     rescue: bool = False
     has_holes: bool = False
     size: int = 0

@@ -19,18 +19,19 @@ from journal.fs.files import REAL, FileSystem, PathLike, checked_path, read_opti
 from journal.locks.directory_lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
+from qindex.format.rabbitmq.names import directory_name
 from qindex.format.transactions import damage_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.index.pair_scan import Depth
+from qindex.recovery.columns import Entries, take_rows
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_marker
 from qindex.tools.names_check import check_names
-from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
+from qindex.tools.queue_check import CheckedQueue, check_queue
 from qindex.tools.snapshot_check import check_messages, check_queues
 from qindex.tools.store_check import StoreCheck
-from qindex.tools.thorough_view import ThoroughView
-from qindex.view.columns import take_rows
-from qindex.view.rabbitmq_vhost import find_vhosts
+from qindex.view.rabbitmq_vhost import find_vhosts, group_queues, raw_name
 from qindex.view.reader import StoreReader
 
 _BLANK = b"\0 \t\r\n"
@@ -88,7 +89,7 @@ class Verification:
         or of all virtual hosts of a RabbitMQ node's directory.
 
         Raises :class:`NotAStoreError`, :class:`StorageError`,
-        :class:`qindex.view.point_in_time.BusyError`.
+        :class:`qindex.recovery.point_in_time.BusyError`.
         """
         directory = os.path.abspath(self.directory)
         self.fs = beneath(self.fs, directory)
@@ -148,6 +149,7 @@ class StoreVerification:
         yield from self._lock()
         yield from self._moves()
         yield from self._queues()
+        yield from self._priorities()
         store = self.messages = self._store_check()
         yield from list(store.findings())
         self.figures.records += store.records
@@ -188,6 +190,22 @@ class StoreVerification:
             self.figures.entries += checked.entries
             self.figures.bytes += checked.bytes
 
+    def _priorities(self) -> Iterator[Finding]:
+        """Find priority queues of ours that lack the directory of priority 0: it has the settings,
+        and an engine knows the queue by it."""
+        marker = self.reader.marker
+        if marker is None:
+            return
+        queues = group_queues([checked.queue for checked in self.checked])
+        for name, directories in queues.items():
+            priorities = {one.priority for one in directories}
+            if priorities != {None} and 0 not in priorities:
+                place = directory_name(marker.vhost, raw_name(name), 0)
+                path = os.path.join(self.reader.directory, layout.QUEUES, place)
+                what = f"the directory of priority 0 of queue {name!r} is missing"
+                lost = "its messages and the settings are lost"
+                yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
+
     def _is_clean(self) -> bool:
         return read_optional(self.fs, os.path.join(self.reader.directory, SNAPSHOT)) is not None
 
@@ -195,15 +213,16 @@ class StoreVerification:
         runs = {one.queue.directory: one.same_run for one in self.checked}
         clean = self._is_clean()
 
-        def lost_is_damage(entries: StoredEntries) -> bool:
+        def lost_is_damage(entries: Entries) -> bool:
             # A message reaches the operating system before its entry. It reaches the disk before
             # the entry does only where somebody synced both: a flush that the engine makes by
             # itself syncs the entry alone. So a loss of power explains what is missing.
             vhost = self.reader.vhost
+            directory = os.path.basename(os.path.dirname(entries.path))
             if vhost is not None:
                 # A killed node of version 2 may not have written an acknowledgement yet.
-                return not entries.version2 or vhost.rules(entries.queue.directory).clean
-            return clean or runs[entries.queue.directory]
+                return not entries.version2 or vhost.rules(directory).clean
+            return clean or runs[directory]
 
         entries = [self._lasting(one) for checked in self.checked for one in checked.stored]
         return StoreCheck(
@@ -217,7 +236,7 @@ class StoreVerification:
             has_holes=self.reader.place.has_holes,
         )
 
-    def _lasting(self, entries: StoredEntries) -> StoredEntries:
+    def _lasting(self, entries: Entries) -> Entries:
         """Return the entries whose messages should be in the message store. A node keeps transient
         messages elsewhere, and the next open of a store drops them."""
         if self.in_use and self.reader.vhost is None:
@@ -233,7 +252,7 @@ class StoreVerification:
                 continue
             now = CheckedQueue(checked.queue)
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                for _, batch in self.reader.pin_as(ThoroughView, checked.queue).all_batches():
+                for batch in self.reader.pin(checked.queue, Depth.DECODE).all_alive():
                     now.count(batch)
             named = {id for one in now.stored for id in map(bytes, self._lasting(one).ids)}
             found |= named & ids
@@ -276,7 +295,7 @@ def verify(directory: PathLike, *, segment_entry_count: int | None = None) -> Ve
     the longest journal, and about 150 bytes for each message in the message store.
     ``segment_entry_count``: of a RabbitMQ virtual host that has lost its ``.config``. Raises
     :class:`NotAStoreError`, :class:`StorageError`, :class:`UsageError` where this number has to be
-    given, :class:`qindex.view.point_in_time.BusyError`.
+    given, :class:`qindex.recovery.point_in_time.BusyError`.
     """
     return verify_store(directory, segment_entry_count=segment_entry_count, fs=REAL)
 

@@ -11,7 +11,7 @@ from journal.fs.files import FileSystem, read_optional
 from journal.memory.arrays import Bools
 from qindex.format.delays import FILE_NAME, due_of
 from qindex.format.notes import read_notes
-from qindex.view.columns import Columns
+from qindex.recovery.columns import Columns
 from qindex.view.queue_view import QueueView
 
 

@@ -20,24 +20,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from journal import format as journal_format
 from journal.errors import UsageError
 from journal.findings import Cause, Finding, Kind
-from journal.format import ACTION_SIZE, DELIVER, MAX_SEQ_ID
+from journal.format import ACTION_SIZE, DELIVER
 from journal.fs.files import FileSystem, names_in, read_optional
 from journal.memory.arrays import I64, Bools
 from journal.replay import Walk
 from qindex.format import layout
+from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq.vhost_config import (
     LEGACY_SEGMENT_ENTRY_COUNT,
     MAX_SEGMENT_ENTRY_COUNT,
 )
-from qindex.format.record_layouts import journal_layout
-from qindex.format.resynchronise import Data, read_soundly
-from qindex.format.segment import STEP_SIZE, file_name, file_number
+from qindex.format.resynchronise import Data
+from qindex.format.segment import STEP_SIZE, file_number
 from qindex.index.segment import ABSENT
-from qindex.index.segment_scan import MSG_ID_SIZE, last_of_each, scan_segment
+from qindex.index.segment_scan import MSG_ID_SIZE
+from qindex.recovery.queue_image import QueueImage
 from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory, Vhost
 from qindex.view.stored_messages import StorePlace
@@ -149,7 +149,7 @@ def _shown(
                 source = columns.sources[which]
                 offset = int(source.places_of(np.array([at]))[0])
                 parts.append(b"%s %d" % (os.path.basename(source.path).encode(), offset))
-            parts.append(view.redelivered(columns).tobytes())
+            parts.append(columns.redelivered.tobytes())
     return b"\n".join(parts)
 
 
@@ -180,22 +180,21 @@ class _Queue:
     @classmethod
     def read(cls, fs: FileSystem, directory: str, next_seq: int | None) -> _Queue:
         queue = cls(next_seq=next_seq)
-        for name in names_in(fs, directory):
-            number = file_number(name)
-            if number is None or name != file_name(number):
+        # With the highest number there is, no two entries of a segment are taken for one.
+        rules = DirectoryRules(MAX_SEGMENT_ENTRY_COUNT, vouched=False)
+        image = QueueImage(fs, directory, rules, busy=lambda: False)
+        for number in image.pinned.segments:
+            part = image.segment(number)
+            if part is None or part.scan is None:
                 continue
-            data = read_optional(fs, os.path.join(directory, name)) or b""
-            scan = scan_segment(name, data, 0, MAX_SEGMENT_ENTRY_COUNT)
-            there = np.frombuffer(scan.filed, np.uint8) != ABSENT
+            there = np.frombuffer(part.scan.filed, np.uint8) != ABSENT
             ids = [b""] * len(there)
-            for seq, msg_id in _ids(scan.data, scan.entries, _ID_IN_SEGMENT):
-                ids[seq] = msg_id
+            for seq, msg_id in _ids(part.scan.data, part.scan.entries, _ID_IN_SEGMENT):
+                ids[seq - part.base] = msg_id
             queue.segments[number] = _Segment(there, ids)
-        data = read_optional(fs, os.path.join(directory, journal_format.FILE_NAME)) or b""
-        reading = read_soundly(journal_format.FILE_NAME, data, journal_layout(MAX_SEQ_ID))
+        reading = image.pinned.reading
         walk = reading.walk
-        entries = last_of_each(walk.take(walk.kinds < DELIVER))
-        queue.published = dict(_ids(reading.data, entries, _ID_IN_JOURNAL))
+        queue.published = dict(_ids(reading.data, image.records.entries, _ID_IN_JOURNAL))
         queue.delivered = set(walk.seqs[walk.kinds == DELIVER].tolist())
         queue.acked = set(walk.seqs[walk.kinds > DELIVER].tolist())
         return queue

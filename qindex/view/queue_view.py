@@ -6,30 +6,21 @@ and one segment file at a time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.format import (
-    ACTION_SIZE,
-    DELIVER,
-    MAX_SEQ_ID,
     PAYLOAD_SIZE,
-    PUBLISH_HEAD_SIZE,
-    PUBLISH_PERSISTENT,
     TYPE_SHIFT,
 )
 from journal.fs.files import FileSystem
-from journal.memory.arrays import I64, U8, U64, Bools
-from journal.poison import Poison
-from journal.replay import Walk
+from journal.memory.arrays import I64
 from msgstore.errors import MissingMessageError
 from qindex.format.delivery_rules import DirectoryRules, Transient
 from qindex.format.entries import (
@@ -42,28 +33,18 @@ from qindex.format.entries import (
     read_unnamed,
 )
 from qindex.format.message import Message
-from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
-from qindex.format.record_layouts import journal_layout
-from qindex.format.resynchronise import Elsewhere, Layout
-from qindex.format.segment import STEP_SIZE
-from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.index.merge import JournalRecords
-from qindex.index.pair_scan import Depth, Pair, PinnedPair, entry_count_of, read_pair
-from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
-from qindex.index.segment_file import segment_path, size_of
-from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
-from qindex.index.seq_ids import SeqFile
-from qindex.view.columns import (
+from qindex.index.pair_scan import Depth
+from qindex.recovery.columns import (
     Columns,
-    IndexEntries,
+    Entries,
     Location,
     Source,
-    all_entries,
-    pair_source,
-    source_of,
-    take_rows,
+    entries_of,
 )
-from qindex.view.point_in_time import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
+from qindex.recovery.point_in_time import (
+    Pinned,
+)
+from qindex.recovery.queue_image import QueueImage, SegmentImage
 from qindex.view.stored_messages import StoredMessages, StorePlace
 
 __all__ = ["Location", "QueueView", "Row"]
@@ -106,16 +87,11 @@ class Row:
 class QueueView:
     """One queue directory, pinned when this is made, or as it was ``pinned`` before. ``only`` tells
     by its number whether a segment is wanted; others are not looked at. ``busy`` tells whether a
-    writer may be at work, whose records may be half written.
+    writer may be at work, whose records may be half written. ``depth``: of its image.
 
     ``findings``: those of the files; complete when all was read.
-    Raises as :func:`qindex.view.point_in_time.pin_queue`.
+    Raises as :func:`qindex.recovery.point_in_time.pin_queue`.
     """
-
-    _trust_sums = True
-    """Whether records of blocks whose checksum holds are taken for sound, unseen."""
-    _rescues = False
-    """Whether messages of version 2 count that no entry names, as their index is lost."""
 
     def __init__(
         self,
@@ -128,6 +104,7 @@ class QueueView:
         pinned: Pinned | None = None,
         only: Callable[[int], bool] | None = None,
         busy: Callable[[], bool] = lambda: True,
+        depth: Depth = Depth.READ,
     ) -> None:
         self._fs = fs
         self.rules = rules
@@ -136,67 +113,20 @@ class QueueView:
         self._busy = busy
         self._stored = StoredMessages(fs, place, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
-        self._unreadable: set[int] = set()
-        self._power_lost = False
-        self.pinned: Pinned = pinned or pin_queue(
-            fs,
-            directory,
-            self._layout_of(directory),
-            trust_sums=self._trust_sums,
-            of_node=rules.repeats_are_damage,
-            pairs=rules.repeats_are_damage or rules.journalled_pairs,
-            only=only,
-            busy=busy,
+        self.image = QueueImage(
+            fs, directory, rules, depth=depth, pinned=pinned, only=only, busy=busy
         )
-        """The moment that is shown; it can be shown again, here or in another process."""
-        walk = self.pinned.reading.walk
-        publishes = walk.kinds < DELIVER
-        self._elsewhere: Elsewhere | None = None
-        if not rules.repeats_are_damage:
-            self._elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
-        self._records = JournalRecords(self.pinned.journal_path, walk)
-        self._entries = self._records.entries
-        self._find(self.pinned.reading.findings)
-        if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
-            self._find_repeats(walk.take(publishes))
-        # A loss of power may have cut a flush short in these. The journal still holds what that
-        # flush was writing.
-        self._touched = segment_numbers(walk.seqs, rules.entry_count)
-        numbers = sorted({*self.pinned.segments, *self._touched})
-        self.entry_count: int = rules.entry_count
+        self.pinned: Pinned = self.image.pinned
+        self.numbers: list[int] = self.image.numbers
+        self.entry_count: int = self.image.entry_count
         """Entries a segment."""
-        self._version1 = numbers
-        self._last: tuple[int, tuple[list[Source], U8] | None] | None = None
-        if self.pinned.pairs:
-            self.entry_count = entry_count_of(self.pinned.pairs)
-            older = {
-                base // self.entry_count
-                for number in numbers
-                for base in range(
-                    number * rules.entry_count, (number + 1) * rules.entry_count, self.entry_count
-                )
-            }
-            numbers = sorted({*self.pinned.pairs, *older})
-        self.numbers: list[int] = numbers if only is None else list(filter(only, numbers))
-
-    def _layout_of(self, directory: str) -> Callable[[], Layout]:
-        def layout() -> Layout:
-            if self.rules.repeats_are_damage:
-                return journal_layout(MAX_SEQ_ID)  # a node's
-            seq_file = SeqFile(self._fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
-            # The writer's recovery takes what is not there for lost by the power, too.
-            self._power_lost = seq_file.power_lost
-            limit = seq_file.reserved - 1 if seq_file.reserved else MAX_SEQ_ID
-            return journal_layout(limit, power_lost=self._power_lost)
-
-        return layout
 
     # -- what is known without reading a segment ------------------------------------------------
 
     @property
     def findings(self) -> list[Finding]:
         """Give the findings so far, each once."""
-        return [*self._found, *self._stored.findings]
+        return [*dict.fromkeys([*self.image.findings, *self._found]), *self._stored.findings]
 
     @property
     def journal_entries(self) -> int:
@@ -220,7 +150,8 @@ class QueueView:
     @property
     def seen(self) -> int:
         """One above the highest seq_id that the journal publishes."""
-        return int(self._entries.seqs[-1]) + 1 if len(self._entries) else 0
+        published = self.image.records.entries.seqs
+        return int(published[-1]) + 1 if len(published) else 0
 
     @property
     def file_bytes(self) -> int:
@@ -234,252 +165,101 @@ class QueueView:
         """Bytes of the journal file, a zero-filled tail included."""
         return self.pinned.journal_size
 
-    def _find(self, findings: list[Finding]) -> None:
-        self._found.update(dict.fromkeys(findings))
-
-    def _find_repeats(self, walk: Walk) -> None:
-        kept = set(self._entries.offsets.tolist())
-        columns = (walk.seqs.tolist(), walk.offsets.tolist(), walk.lengths.tolist())
-        for seq, offset, length in zip(*columns, strict=True):
-            if offset not in kept:
-                what = f"seq_id {seq} is published once more behind this"
-                path = self.pinned.journal_path
-                lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
-                self._find([Finding(path, offset, length, Cause.DAMAGE, what, lost, kind)])
-
     # -- columns --------------------------------------------------------------------------------
 
     def columns(self, number: int, *, counting: bool = False) -> Columns | None:
         """Read segment ``number``; ``None`` when nothing of it would be delivered. ``counting``:
         messages of a queue of version 2 are not looked at, so that it costs its index alone."""
-        merged = self._merged(number, Depth.COUNT if counting else Depth.READ)
-        if merged is None:
+        part = self.image.segment(number, Depth.COUNT if counting else None)
+        if part is None:
             return None
-        return self._deliverable(*merged)
-
-    def entries(self, number: int) -> list[IndexEntries]:
-        """Read all entries of segment ``number``, also those that are done with, file by file."""
-        sources, states, base = self._merged(number, Depth.DECODE) or ([], np.empty(0, np.uint8), 0)
-        return [all_entries(source, states, base) for source in sources]
-
-    def _merged(self, number: int, depth: Depth) -> tuple[list[Source], U8, int] | None:
-        """Give the files that hold entries of segment ``number``, the state of each entry, and the
-        first seq_id; ``None`` when the segment is gone."""
-        if not self.pinned.pairs:
-            merged = self._merged_version1(number)
-            return None if merged is None else (*merged, number * self.entry_count)
-        pinned = self.pinned.pairs.get(number)
-        if pinned is None or (self.rules.journalled_pairs and not any(pinned.head)):
-            # A flush of ours was cut short that made the index or deleted it.
-            base, sources = number * self.entry_count, []
-            states = np.zeros(self.entry_count, np.uint8)
-        else:
-            pair = self._read_pair(pinned, depth)
-            if pair is None:
-                return None
-            base, sources = pair.base, [pair_source(pair)]
-            states = np.zeros(pair.count, np.uint8)
-            states[pair.rows] = PUBLISHED
-        if self.rules.journalled_pairs:
-            self._add_journal(sources, states, base)
-        else:
-            self._add_version1(sources, states, base)
-        return sources, states, base
-
-    def _read_pair(self, pinned: PinnedPair, depth: Depth) -> Pair | None:
-        directory = self.pinned.directory
-        try:
-            pair = read_pair(
-                self._fs,
-                directory,
-                pinned,
-                self.entry_count,
-                depth,
-                clean=self.rules.clean,
-                ignored=self._in_journal if self.rules.journalled_pairs else None,
-                rescue=self._rescues and not self.rules.journalled_pairs,
-            )
-        except OSError as error:
-            path = os.path.join(directory, index_file(pinned.number))
-            self._find_unreadable(path, max(pinned.size, 0), error)
-            return None
-        self._find(pair.findings)
-        return pair
-
-    @property
-    def _in_journal(self) -> I64:
-        """The seq_ids that the journal publishes or acknowledges: a flush that was cut short may
-        have left anything in their slots."""
-        walk = self.pinned.reading.walk
-        seqs: I64 = walk.seqs[walk.kinds != DELIVER]
-        return seqs
-
-    def _add_version1(self, sources: list[Source], states: U8, base: int) -> None:
-        """Add what the files of version 1 hold of a segment, where a node was stopped in the
-        middle of converting them: entries that version 2 does not have yet."""
-        own = self.rules.entry_count
-        first, last = base // own, (base + len(states) - 1) // own
-        for number in self._version1:
-            if not first <= number <= last:
-                continue
-            if self._last is None or self._last[0] != number:
-                self._last = (number, self._merged_version1(number))
-            if self._last[1] is None:
-                continue
-            older, filed = self._last[1]
-            for source in older:
-                rels = source.seqs - base
-                rows = np.flatnonzero((rels >= 0) & (rels < len(states)))
-                rows = rows[states[rels[rows]] == ABSENT]
-                if len(rows):
-                    states[rels[rows]] = filed[source.seqs[rows] - number * own]
-                    sources.append(take_rows(source, rows))
-
-    def _merged_version1(self, number: int) -> tuple[list[Source], U8] | None:
-        count = self.rules.entry_count
-        base = number * count
-        states = np.zeros(count, np.uint8)
-        sources = []
-        pinned = self.pinned.segments.get(number)
-        if pinned is not None and pinned.size:
-            in_file = self._read(pinned)
-            if in_file is None:
-                return None
-            if in_file:
-                sources.append(self._segment_source(pinned, in_file, states))
-        self._add_journal(sources, states, base)
-        return sources, states
-
-    def _add_journal(self, sources: list[Source], states: U8, base: int) -> None:
-        """Merge the journal into the ``states`` of a segment, and add the entries that it alone
-        has."""
-        merged = self._records.merge_into(states, base)
-        if base // len(states) not in self._unreadable:
-            self._find(merged.findings)
-        if merged.fresh.any():
-            path, data = self.pinned.journal_path, self.pinned.reading.data
-            fresh = merged.entries.take(merged.fresh)
-            sources.append(source_of(path, data, "journal", ACTION_SIZE, fresh))
-
-    def _read(self, pinned: PinnedSegment) -> bytes | None:
-        """Read a segment file, empty where it can't be read.
-
-        ``None`` when it is gone: then all entries of the segment, also those in the journal, were
-        acknowledged since.
-        """
-        directory = self.pinned.directory
-        try:
-            return read_segment(self._fs, directory, pinned)
-        except OSError as error:
-            path = segment_path(directory, pinned.number)
-            self._find_unreadable(path, pinned.size, error)
-            self._unreadable.add(pinned.number)
-            return b""
-
-    def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> Source:
-        number, directory = pinned.number, self.pinned.directory
-        path = segment_path(directory, number)
-        count = self.rules.entry_count
-        findings: list[Finding] = []
-        healed = read_healed(self._fs, path, findings, data, self._power_lost)
-        verified = healed.sound if self._trust_sums else 0
-        lost = self._power_lost
-        complete = 0 if lost and number in self._touched else healed.end
-        if complete > len(data) and size_of(self._fs, path) > len(data):
-            # A flush has written to the file since, and may have been half-way when it was pinned.
-            complete = healed.sound
-        scan = scan_segment(
-            path, healed.data, number, count, verified, self._elsewhere, lost, complete
-        )
-        findings += scan.findings
-        findings += self._more_findings(path, scan)
-        if findings and not has_moved_on(self._fs, directory, pinned, findings, self._busy):
-            self._find(findings)
-        states[:] = np.frombuffer(scan.filed, np.uint8)
-        return source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
-
-    def _find_unreadable(self, path: str, size: int, error: OSError) -> None:
-        what = f"can't be read: {error.strerror or error}"
-        lost, kind = "its messages are not shown", Kind.UNREADABLE
-        self._find([Finding(path, 0, size, Cause.DAMAGE, what, lost, kind)])
-
-    def _more_findings(self, _path: str, _scan: SegmentScan) -> list[Finding]:
-        """Look for what does not keep a message from being read."""
-        return []
-
-    def _deliverable(self, sources: list[Source], states: U8, base: int) -> Columns | None:
-        """Put the sources together, without what is done with, expired, or dropped."""
         now = time_ns() // 1000
-        parts: list[tuple[I64, I64, Bools, U8, I64]] = []
-        for index, source in enumerate(sources):
-            state = states[source.seqs - base]
-            is_ready = (state == PUBLISHED) | (state == DELIVERED)
+        pieces = []
+        for which, source in enumerate(part.sources):
+            rows, found = self._alive(part, source)
+            expiry = found.expiry
+            keep = ~found.dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
             if self.rules.pending:
-                is_ready &= ~np.isin(source.seqs, list(self.rules.pending))
-            rows = np.flatnonzero(is_ready)
-            if not len(rows):
-                continue
-            heads = source.heads_of(rows)
-            persistent, dropped = self._persistence(source, rows, heads)
-            expiry = self.expiry_of(source, rows, heads)
-            keep = ~dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
-            which = np.full(int(keep.sum()), index, np.uint8)
-            sizes = heads["size"][keep].astype(np.int64)
-            parts.append((source.seqs[rows][keep], sizes, persistent[keep], which, rows[keep]))
-        if not parts:
+                keep &= ~np.isin(found.seqs, list(self.rules.pending))
+            kept = (found.seqs, found.sizes, found.persistent, found.delivered, expiry)
+            ids = np.ascontiguousarray(found.heads["id"])
+            of = np.full(len(rows), which, np.uint8)
+            pieces.append([one[keep] for one in (*kept, found.embedded == 0, ids, of, rows)])
+        table = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+        if not table or not len(table[0]):
             return None
-        seqs, sizes, persistent, which, rows = (
-            np.concatenate([part[column] for part in parts]) for column in range(5)
+        order = np.argsort(table[0], kind="stable")
+        seqs, sizes, persistent, again, expiry, stored, ids, of, rows = (
+            one[order] for one in table
         )
-        if not len(seqs):
-            return None
-        order = np.argsort(seqs, kind="stable")
-        return Columns(
-            seqs[order],
-            states[seqs[order] - base],
-            sizes[order],
-            persistent[order].astype(np.bool_),
-            sources,
-            which[order].astype(np.uint8),
-            rows[order],
-        )
+        return Columns(part.sources, seqs, sizes, persistent, again, expiry, stored, ids, of, rows)
 
-    def expiry_of(self, source: Source, rows: I64, heads: npt.NDArray[np.void]) -> U64:
-        """Return when these entries expire, without times that only a flipped bit explains."""
-        expiry = heads["expiry"].astype(np.uint64)
-        wrong = (expiry > 0) & (expiry <= LONG_AGO) & (heads["embedded"] == 0)
-        for row in rows[wrong].tolist():
-            self._find_entry(source, row, *EXPIRED_LONG_AGO)
-        expiry[wrong] = 0
-        return expiry
+    def entries(self, number: int) -> list[Entries]:
+        """Read all entries of segment ``number``, also those that are done with, file by file."""
+        part = self.image.segment(number, Depth.DECODE)
+        if part is None:
+            return []
+        return [
+            entries_of(one, slice(None), part.states[one.seqs - part.base]) for one in part.sources
+        ]
 
-    def _persistence(
-        self, source: Source, rows: I64, heads: npt.NDArray[np.void]
-    ) -> tuple[Bools, Bools]:
+    def alive(self, number: int) -> Iterator[Entries]:
+        """Read the entries of segment ``number`` that are not acknowledged, expired ones included:
+        those in its file, then those in the journal."""
+        part = self.image.segment(number)
+        if part is not None:
+            found = [self._alive(part, source)[1] for source in part.sources]
+            yield from (one for one in found if len(one.seqs))
+
+    def all_alive(self) -> Iterator[Entries]:
+        """Read the entries of all segments that are not acknowledged, in order."""
+        for number in self.numbers:
+            yield from self.alive(number)
+
+    def _alive(self, part: SegmentImage, source: Source) -> tuple[I64, Entries]:
+        """Give the entries of a file that are not acknowledged, by the rules of the queue, and
+        their rows in the source."""
+        rows = np.flatnonzero(part.alive[source.seqs - part.base])
+        found = entries_of(source, rows, part.states[source.seqs[rows] - part.base])
+        self._judge_persistence(found)
+        rules = self.rules
+        if rules.redelivered_below is not None:
+            found.delivered = found.seqs < rules.redelivered_below
+        if rules.redelivered:
+            found.delivered |= np.isin(found.seqs, list(rules.redelivered))
+        # Times that only a flipped bit explains.
+        expiry = found.expiry
+        wrong = (expiry > 0) & (expiry <= LONG_AGO) & (found.embedded == 0)
+        for at in np.flatnonzero(wrong).tolist():
+            self._find_entry(source, int(rows[at]), *EXPIRED_LONG_AGO)
+        if wrong.any():
+            found.heads = found.heads.copy()
+            found.heads["expiry"][wrong] = 0
+        return rows, found
+
+    def _judge_persistence(self, found: Entries) -> None:
         """Tell which entries are persistent, and which are dropped for being transient."""
-        by_index = source.kinds[rows] == PUBLISH_PERSISTENT
-        persistent = by_index.copy()
-        if source.heads is not None:
-            return persistent, ~persistent
-        if self.rules.transient is Transient.KEPT:
-            return persistent, np.zeros(len(rows), np.bool_)
-        flat = np.frombuffer(source.data, np.uint8)
-        records = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
-        embedded = heads["embedded"].astype(np.int64)
+        if found.version2:
+            found.dropped = ~found.persistent
+        if found.version2 or self.rules.transient is Transient.KEPT:
+            return
+        flat = np.frombuffer(found.data, np.uint8)
+        records, embedded = found.payloads + PAYLOAD_SIZE, found.embedded
         theirs = np.flatnonzero(embedded)
         theirs = theirs[flat[records[theirs]] == _RABBITMQ_FIRST]
         # A record ends in the atom true or false: is_persistent.
         ends = flat[records[theirs] + embedded[theirs] - 2]
         said = ends != _LAST_BUT_ONE_OF_FALSE
-        for at in theirs[said & ~by_index[theirs]].tolist():
-            offset = int(source.offsets[rows[at]])
-            length = source.head_size + PAYLOAD_SIZE + int(embedded[at])
+        for at in theirs[said & ~found.persistent[theirs]].tolist():
+            offset = int(found.offsets[at])
+            length = int(records[at] + embedded[at]) - offset
             what = "the index has the message as transient, the message itself as persistent"
             kind = Kind.PERSISTENCE
-            self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, kind=kind)])
+            damage = Finding(found.path, offset, length, Cause.DAMAGE, what, kind=kind)
+            self._found[damage] = None
         if self.rules.transient is Transient.BY_MESSAGE:
-            persistent[theirs] = said
-        return persistent, ~persistent
+            found.persistent[theirs] = said
+        found.dropped = ~found.persistent
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -498,23 +278,12 @@ class QueueView:
         """Let go of the message store's files; they are opened again when they are needed."""
         self._stored.close()
 
-    def redelivered(self, columns: Columns) -> Bools:
-        """Tell which entries were delivered before. Shape ``(n,)``."""
-        return self._redelivered(columns.seqs, columns.states)
-
-    def _redelivered(self, seqs: I64, states: U8) -> Bools:
-        below = self.rules.redelivered_below
-        again: Bools = states == DELIVERED if below is None else seqs < below
-        if self.rules.redelivered:
-            again |= np.isin(seqs, list(self.rules.redelivered))
-        return again
-
     def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
         """Give the messages of the ``chosen`` entries (indexes into the columns); see
         :meth:`rows`."""
         table = zip(
             columns.seqs[chosen].tolist(),
-            self.redelivered(columns)[chosen].tolist(),
+            columns.redelivered[chosen].tolist(),
             columns.persistent[chosen].tolist(),
             columns.source_of[chosen].tolist(),
             columns.row_of[chosen].tolist(),
@@ -595,31 +364,16 @@ class QueueView:
         found: list[bytes] = []
         for number in self.numbers:
             columns = self.columns(number, counting=True)
-            if columns is None:
-                continue
-            for which, source in enumerate(columns.sources):
-                mine = columns.source_of == which
-                rows = columns.row_of[mine]
-                if not len(rows):
-                    continue
-                heads = source.heads_of(rows)
-                bare = heads["embedded"] == 0
-                found += heads["id"][bare].tolist()
+            if columns is not None:
+                found += columns.ids[columns.stored].tolist()
         return found
 
-    def doubtful(self, columns: Columns) -> tuple[I64, npt.NDArray[np.bytes_]]:
-        """Give the entries of version 2 whose messages a killed node may have lost, with their
-        ids. Shapes ``(n,)``."""
-        rows, ids = [np.empty(0, np.int64)], [np.empty(0, "S16")]
-        for which, source in enumerate(columns.sources):
-            if source.heads is None or self.rules.clean:
-                continue
-            mine = np.flatnonzero(columns.source_of == which)
-            heads = source.heads_of(columns.row_of[mine])
-            bare = heads["embedded"] == 0
-            rows.append(mine[bare])
-            ids.append(np.ascontiguousarray(heads["id"][bare]).view("S16"))
-        return np.concatenate(rows), np.concatenate(ids)
+    def doubtful(self, columns: Columns) -> I64:
+        """Give the entries of version 2 whose messages a killed node may have lost."""
+        if self.rules.clean:
+            return np.empty(0, np.int64)
+        is_pair = np.array([source.heads is not None for source in columns.sources])
+        return np.flatnonzero(columns.stored & is_pair[columns.source_of])
 
     def _current_ids(self) -> list[bytes]:
         """Return what :meth:`stored_ids` would give of the queue as it is now."""
@@ -633,4 +387,4 @@ class QueueView:
     def _find_entry(self, source: Source, at: int, what: str, consequence: str) -> None:
         offset = int(source.places_of(slice(at, at + 1))[0])
         length = source.head_size + PAYLOAD_SIZE
-        self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)])
+        self._found[Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)] = None

@@ -112,6 +112,7 @@ class Vhost:
             repeats_are_damage=True,
             redelivered=frozenset() if terms is None else terms.delivered,
             clean=clean,
+            vouched=False,
         )
 
     def directories(self, fs: FileSystem) -> list[QueueDirectory]:
@@ -125,20 +126,11 @@ class Vhost:
                 raw = read_optional(fs, name_path)
             except NotADirectoryError:
                 continue
-            if raw is None:
+            one = named(name_path, directory, raw, self.findings)
+            if one is None:
                 nameless.append(directory)
-                continue
-            try:
-                name = parse_queue_name(raw, directory)
-            except QueueNameError as error:
-                lost = "the name is unknown"
-                finding = Finding(name_path, 0, len(raw), Cause.DAMAGE, str(error), lost, Kind.NAME)
-                if finding not in self.findings:
-                    self.findings.append(finding)
-                nameless.append(directory)
-                continue
-            queue = name.queue.decode("utf-8", "surrogateescape")
-            found.append(QueueDirectory(directory, queue, name.priority))
+            else:
+                found.append(one)
         return found + self._renamed(nameless, found)
 
     def _renamed(
@@ -168,6 +160,24 @@ class Vhost:
             for directory, priority in hashes.items()
             if _is_directory(fs, os.path.join(root, directory))
         ]
+
+
+def named(
+    path: str, directory: str, raw: bytes | None, findings: list[Finding]
+) -> QueueDirectory | None:
+    """Name a queue directory by the bytes of its name file ``path``; ``None`` where they tell no
+    name, which ``findings`` note once."""
+    if raw is None:
+        return None
+    try:
+        name = parse_queue_name(raw, directory)
+    except QueueNameError as error:
+        lost = "the name is unknown"
+        finding = Finding(path, 0, len(raw), Cause.DAMAGE, str(error), lost, Kind.NAME)
+        if finding not in findings:
+            findings.append(finding)
+        return None
+    return QueueDirectory(directory, name.queue.decode("utf-8", "surrogateescape"), name.priority)
 
 
 def group_queues(directories: list[QueueDirectory]) -> dict[str, list[QueueDirectory]]:

@@ -2,7 +2,7 @@
 
 The directory may be in use (by our engine or a node), closed, or left by a crash. Nothing is ever
 written and no lock is taken. Of a queue in use one moment is shown, see
-:mod:`qindex.view.point_in_time`.
+:mod:`qindex.recovery.point_in_time`.
 
 A reader shows the messages that our engine or a node would deliver, in that order, and those that
 it would move to a dead-letter queue. It does not show those that it would drop (acknowledged,
@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,31 +43,31 @@ from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
 from qindex.format.priorities import SHIFT
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
-    QueueNameError,
     directory_name,
-    parse_queue_name,
 )
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.format.transactions import pending_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.index.pair_scan import Depth
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
+from qindex.recovery.columns import Columns
+from qindex.recovery.point_in_time import BusyError
 from qindex.recovery.settings_file import read_settings
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import RestingQueue, read_snapshot
 from qindex.view.backlog import ready_and_unacked
-from qindex.view.columns import Columns
 from qindex.view.delayed import Delayed
 from qindex.view.entry_count import settle_entry_count
 from qindex.view.freed_room import frees_room_inside
-from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import Location, QueueView, Row
 from qindex.view.rabbitmq_vhost import (
     QueueDirectory,
     Vhost,
     delivery_order,
     group_queues,
+    named,
     raw_name,
     refuse_node_directory,
 )
@@ -90,7 +90,6 @@ __all__ = [
 ]
 
 Kind = Literal["qindex", "rabbitmq"]
-View = TypeVar("View", bound=QueueView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class QueueReader:
                 columns = view.columns(number, counting=True)
                 if columns is None:
                     continue
-                again = view.redelivered(columns)
+                again = columns.redelivered
                 there = ~self._store.gone(view, columns)
                 total += int(there.sum())
                 delivered += int((again & there).sum())
@@ -385,7 +384,16 @@ class StoreReader:
                 clean=True,
                 journalled_pairs=True,
             )
-        return DirectoryRules(self.marker.entry_count, keeps_expired=moves_expired)
+        return DirectoryRules(
+            self.marker.entry_count, keeps_expired=moves_expired, vouched=not self._with_a_node
+        )
+
+    @cached_property
+    def _with_a_node(self) -> bool:
+        try:
+            return store_directory.was_with_a_node(self._fs, self.directory)
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def in_use(self) -> bool:
         """Tell whether a process has the store open, or may have: of a node that was not stopped in
@@ -422,20 +430,17 @@ class StoreReader:
         with storage_errors(path, "the due times can't be read"):
             return Delayed(self._fs, path)
 
-    def pin(self, one: QueueDirectory) -> QueueView:
-        """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""
-        return self.pin_as(QueueView, one)
-
-    def pin_as(self, view: type[View], one: QueueDirectory) -> View:
-        """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
-        :class:`FileNotFoundError`, and as :func:`qindex.view.point_in_time.pin_queue`."""
-        pinned = view(
+    def pin(self, one: QueueDirectory, depth: Depth = Depth.READ) -> QueueView:
+        """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`, and as
+        :func:`qindex.recovery.point_in_time.pin_queue`."""
+        pinned = QueueView(
             self._fs,
             self.path_of(one),
             self.rules(one),
             priority=one.priority,
             place=self.place,
             busy=self.may_be_written,
+            depth=depth,
         )
         if self.vhost is None:
             # Later than the queue: what was published by then is noted by now.
@@ -464,10 +469,10 @@ class StoreReader:
         """Tell which entries a node that was killed would drop, for their messages are not in the
         message store. Shape ``(n,)``. The first call reads the store's headers; memory: 16 bytes
         for each message in it. Raises :class:`StorageError`."""
-        rows, ids = view.doubtful(columns)
+        rows = view.doubtful(columns)
         gone = np.zeros(len(columns.seqs), np.bool_)
         if len(rows):
-            gone[rows] = ~np.isin(ids, self._stored_now)
+            gone[rows] = ~np.isin(columns.ids[rows].view("S16"), self._stored_now)
         return gone
 
     @cached_property
@@ -529,19 +534,8 @@ class StoreReader:
                         continue
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            name, priority = directory, None
-            try:
-                if raw is not None:
-                    parsed = parse_queue_name(raw, directory)
-                    priority = parsed.priority
-                    name = parsed.queue.decode("utf-8", "surrogateescape")
-            except QueueNameError as error:
-                size = len(raw or b"")
-                lost = "the name is unknown"
-                found = Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
-                if found not in self._own_findings:
-                    self._own_findings.append(found)
-            yield QueueDirectory(directory, name, priority)
+            one = named(path, directory, raw, self._own_findings)
+            yield one or QueueDirectory(directory, directory)
 
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(self.directory, "the store can't be read", error)

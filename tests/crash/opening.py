@@ -16,9 +16,9 @@ from qindex.format.unique import KEY_HEADER
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
+from qindex.recovery import point_in_time
 from qindex.tools import queue_check, store_check
 from qindex.tools.verify import verify_store
-from qindex.view import point_in_time
 from tests.crash.driver import KINDS, OPTIONS, ROOT, UNIQUE_KEYS, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem
@@ -235,7 +235,10 @@ def _found(delivery: Delivery, key: str | None, properties: dict[str, Any]) -> Q
     for name in (FIRST_QUEUE, FIRST_REASON):
         headers.pop(name, None)
     told = (key, headers, properties)
-    if told != (options.get("key"), options.get("headers", {}), options.get("properties", {})):
+    wanted = dict(options.get("properties", {}))
+    if "priority" in options:
+        wanted["priority"] = options["priority"]
+    if told != (options.get("key"), options.get("headers", {}), wanted):
         raise _BrokenError(f"message {number!r} has another key or headers: {told}")
     if (delivery.expiry is not None) != ("ttl" in options and not deaths):
         raise _BrokenError(f"message {number!r} expires at {delivery.expiry}")

@@ -25,6 +25,7 @@ from qindex.format.publish_records import framed_batch, framed_record, plain_bat
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Reading, read_soundly
 from qindex.format.stored_id import make_id
+from qindex.recovery.point_in_time import GivenOut
 from qindex.recovery.store_recovery import load_queue
 from tests.qindex.support import journal_bytes
 
@@ -126,16 +127,12 @@ def test_sums_say_how_much_was_there(tmp_path: Path) -> None:
     batch = appends(9)["batch"]
     path = tmp_path / journal_format.FILE_NAME
     path.write_bytes(front + NO_START + batch[START_SIZE:] + bytes(200))
-    loaded = load_queue(
-        REAL, str(tmp_path), 4096, os.listdir(tmp_path), seq_limit=LIMIT, given_out=7
-    )
-    assert loaded.journal.seqs.tolist() == [7, 8]
+    loaded = load_queue(REAL, str(tmp_path), 4096, os.listdir(tmp_path), GivenOut(LIMIT, 7))
+    assert loaded.fresh[0].seqs.tolist() == [7, 8]
     assert loaded.seen == 9
     (tmp_path / "journal.jif.sum").write_bytes(extent(front + batch, 0))
-    loaded = load_queue(
-        REAL, str(tmp_path), 4096, os.listdir(tmp_path), seq_limit=LIMIT, given_out=7
-    )
-    assert loaded.journal.seqs.tolist() == [7, 8, 10, 11, 12, 13]
+    loaded = load_queue(REAL, str(tmp_path), 4096, os.listdir(tmp_path), GivenOut(LIMIT, 7))
+    assert loaded.fresh[0].seqs.tolist() == [7, 8, 10, 11, 12, 13]
 
 
 def test_a_loss_of_power_loses_sectors_and_no_more() -> None:

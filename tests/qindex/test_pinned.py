@@ -12,13 +12,11 @@ from time import monotonic, sleep
 import pytest
 
 import qindex
-from journal.format import MAX_SEQ_ID
 from journal.fs.files import REAL, RealFileSystem
 from journal.locks.directory_lock import DirectoryLock
+from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.plain_record import CHECK_END, CHECK_START
-from qindex.format.record_layouts import journal_layout
-from qindex.format.resynchronise import Layout
-from qindex.view.point_in_time import BusyError, pin_queue
+from qindex.recovery.point_in_time import BusyError, pin_queue
 from qindex.view.reader import StoreReader
 from tests.effort import by_tier
 from tests.qindex.reader_support import open_small, queue_dir, writer_process
@@ -52,8 +50,7 @@ while True:
 """
 
 
-def layout() -> Layout:
-    return journal_layout(MAX_SEQ_ID)
+RULES = DirectoryRules(16384)
 
 
 @pytest.mark.parametrize(("journal", "segment"), [(300, 64), (4000, 512), (65536, 16384)])
@@ -201,9 +198,9 @@ class RestlessFileSystem(RealFileSystem):
 def test_files_that_never_keep_still_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qindex.view.point_in_time._LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("qindex.recovery.point_in_time._LONGEST_PAUSE", 0.0)
     with pytest.raises(BusyError, match="changed each of 200 times"):
-        pin_queue(RestlessFileSystem(tmp_path), str(tmp_path), layout)
+        pin_queue(RestlessFileSystem(tmp_path), str(tmp_path), RULES)
 
 
 def test_a_journal_that_was_emptied_meanwhile_is_read_anew(tmp_path: Path) -> None:
@@ -225,7 +222,7 @@ def test_a_journal_that_was_emptied_meanwhile_is_read_anew(tmp_path: Path) -> No
 
                 self.pread = pread
 
-        pinned = pin_queue(FlushingFileSystem(), str(directory), layout)
+        pinned = pin_queue(FlushingFileSystem(), str(directory), RULES)
         assert flushed
         assert len(pinned.reading.walk) == 0
         assert list(pinned.segments) == [0]
@@ -234,7 +231,7 @@ def test_a_journal_that_was_emptied_meanwhile_is_read_anew(tmp_path: Path) -> No
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        pin_queue(RealFileSystem(), str(tmp_path / "gone"), layout)
+        pin_queue(RealFileSystem(), str(tmp_path / "gone"), RULES)
 
 
 def test_damage_is_told_within_a_moment(tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_an_urgent_message_comes_after_the_running_one_at_most(engine: qindex.En
     assert len(done) == 201
 
 
+def test_low_priorities_wait_as_long_as_there_are_higher_ones(engine: qindex.Engine) -> None:
+    """Demand, priority: there is no longest wait, and the documentation says so."""
+    queue = engine.queue("jobs", max_priority=1)
+    queue.publish(b"low")
+    for _ in range(50):
+        queue.publish(b"high", priority=1)
+        assert queue.get().body == b"high"
+    assert queue.get().body == b"low"
+    docs = Path(__file__).parents[2] / "docs" / "limits.md"
+    assert "There is no longest wait." in docs.read_text()
+
+
 def test_a_requeued_message_returns_to_its_place(engine: qindex.Engine) -> None:
     queue = engine.queue("jobs", max_priority=2)
     queue.publish_many([b"a", b"b"], priority=1)
@@ -297,6 +309,65 @@ def test_dead_letters_and_moves_between_priority_queues_keep_their_priority(
     assert (moved.body, moved.priority) == (b"moved", 3)
     engine.publish_to(["jobs", "dead"], qindex.Message(b"both", properties={"priority": 8}))
     assert (jobs.get().priority, dead.get().priority) == (8, 5)
+
+
+def test_a_transaction_spans_priorities(engine: qindex.Engine) -> None:
+    jobs = engine.queue("jobs", max_priority=5)
+    jobs.publish_many([b"a", b"b"], priority=1)
+    jobs.publish(b"c", priority=4)
+    taken = [jobs.get() for _ in range(3)]
+    with engine.transaction() as tx:
+        seqs = [tx.publish("jobs", b"%d" % n, priority=n) for n in (2, 5, 2)]
+        seqs.append(tx.publish(jobs, qindex.Message(b"m", properties={"priority": 3})))
+        for one in taken:
+            tx.ack(one)
+        assert jobs.get(0) is None
+    assert [seq >> SHIFT for seq in seqs] == [2, 5, 2, 3]
+    assert jobs.stats().unacked == 0
+    assert bodies(jobs) == [b"5", b"m", b"2", b"2"]
+
+    def fail(tx: qindex.Transaction) -> None:
+        with tx:
+            tx.publish("jobs", b"undone", priority=5)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail(engine.transaction())
+    assert jobs.get(0) is None
+    plain = engine.queue("plain")
+    with engine.transaction() as tx, pytest.raises(qindex.UsageError, match="has no priorities"):
+        tx.publish(plain, b"x", priority=1)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_with_priorities_is_whole_after_a_kill(
+    tmp_path: Path, *, committed: bool
+) -> None:
+    directory = tmp_path / "data"
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    run_and_kill(
+        f"""
+import os, signal, qindex
+engine = qindex.open({str(directory)!r})
+jobs = engine.queue("jobs", max_priority=3)
+jobs.publish(b"old", priority=2)
+delivery = jobs.get()
+with engine.transaction() as tx:
+    tx.publish("jobs", b"new", priority=3)
+    tx.publish("jobs", b"low")
+    tx.ack(delivery)
+    {"pass" if committed else kill}
+"""
+    )
+    wanted = [b"new", b"low"] if committed else [b"old"]
+    with qindex.open(directory, read_only=True) as reading:
+        assert [one.body for one in reading.queue("jobs") if one.body != b"old"] == [
+            one for one in wanted if one != b"old"
+        ]
+    qindex.repair(directory, tmp_path / "repaired")
+    for path in (directory, tmp_path / "repaired"):
+        with qindex.open(path) as engine:
+            assert bodies(engine.queue("jobs")) == wanted
 
 
 # -- limits, purge, figures ---------------------------------------------------------------------

@@ -41,8 +41,8 @@ from pyspark_qindex.rocket_planning import plan_rocket
 from pyspark_qindex.writing.sink import sink_options
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record
+from qindex.recovery.columns import take_rows
 from qindex.tools.convert import convert
-from qindex.view.columns import take_rows
 from tests.qindex.support import queue_directory
 from tests.spark.fleet import make_rocket
 

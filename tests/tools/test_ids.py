@@ -12,13 +12,13 @@ from journal.findings import Kind
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import MAGIC
 from qindex.format.stored_id import make_id
+from qindex.recovery.columns import Entries, pack_heads
 from qindex.tools.ids_check import QueueIds
-from qindex.tools.thorough_view import Batch
 
 
 def batch_of(
     seqs: list[int], ids: list[tuple[int, int]], *, embedded: int = 100, first: bytes = MAGIC
-) -> Batch:
+) -> Entries:
     """Entries 1000 bytes apart. Ids are two numbers: the halves of one that is embedded, run and
     count of one of the message store. ``first``: how the embedded records begin."""
     count = len(seqs)
@@ -31,25 +31,26 @@ def batch_of(
         packed = np.array(ids, np.uint64).astype(">u8").tobytes()
     else:
         packed = b"".join(make_id(b"run%03d" % run, number, 0) for run, number in ids)
-    return Batch(
+    id_bytes = np.frombuffer(packed, np.uint8).reshape(-1, 16)
+    return Entries(
         path="0.idx",
-        in_journal=False,
+        location="segment",
         data=bytes(data),
         version2=False,
         seqs=np.array(seqs, np.int64),
+        states=zeros.astype(np.uint8),
         payloads=payloads,
         offsets=payloads - 2,
         delivered=zeros.astype(np.bool_),
         persistent=zeros.astype(np.bool_),
         dropped=zeros.astype(np.bool_),
-        ids=np.frombuffer(packed, np.uint8).reshape(-1, 16),
-        expiry=zeros.astype(np.uint64),
-        sizes=zeros,
-        embedded=np.full(count, embedded, np.int64),
+        heads=pack_heads(
+            id_bytes, zeros.astype(np.uint64), zeros, np.full(count, embedded, np.int64)
+        ),
     )
 
 
-def found_in(*batches: Batch) -> list[int]:
+def found_in(*batches: Entries) -> list[int]:
     ids = QueueIds()
     for batch in batches:
         ids.take(batch)
@@ -79,7 +80,7 @@ HIGH, OTHER = 2**63 + 5, 77
         ([], []),
     ],
 )
-def test_ids_that_stand_twice(batches: list[Batch], offsets: list[int]) -> None:
+def test_ids_that_stand_twice(batches: list[Entries], offsets: list[int]) -> None:
     assert found_in(*batches) == offsets
 
 

@@ -10,8 +10,8 @@ import pytest
 import qindex
 from journal.fs.files import REAL
 from journal.locks.directory_lock import DirectoryLock, LockWatch
+from qindex.recovery import point_in_time
 from qindex.tools import queue_check
-from qindex.view import point_in_time
 from qindex.view.reader import StoreReader
 
 _QUEUES = 5

@@ -1,21 +1,23 @@
-"""Columns (numpy arrays) of index entries, as :mod:`qindex.view.queue_view` gives them."""
+"""Columns (numpy arrays) of the entries of an image (:mod:`qindex.recovery.queue_image`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
-from journal.memory.arrays import I64, U8, Bools
+from journal.memory.arrays import I64, U8, U64, Bools
 from journal.replay import Walk
-from qindex.format.message_record import column, gather_bytes
+from qindex.format.message_record import gather_bytes
 from qindex.format.resynchronise import Data
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.pair_scan import HEAD, Pair
-from qindex.index.segment_scan import MSG_ID_SIZE, places
+from qindex.index.segment import DELIVERED
+from qindex.index.segment_scan import MSG_ID_SIZE
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
 
 Location = Literal["journal", "segment", "store"]
 
-assert HEAD.fields is not None
-_FIELDS = HEAD.fields
+_TERM = 0x83
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -76,58 +77,104 @@ class Source:
 class Columns:
     """Entries of one segment that would be delivered, ascending by seq_id.
 
-    ``states``: state bytes. ``sizes``: of the bodies. ``sources`` and ``rows``: for each entry
-    which file it is in, and its place among that file's entries.
+    ``sizes``: of the bodies. ``redelivered``: they were delivered before. ``expiry``: microseconds
+    since 1970, 0 = never. ``stored``: the message is in the message store; ``ids``: message ids, of
+    version 2 those of stored messages alone. ``source_of`` and ``row_of``: for each entry which of
+    the ``sources`` it is in, and its place among that file's entries.
     """
 
+    sources: list[Source]
     seqs: I64
-    states: U8
     sizes: I64
     persistent: Bools
-    sources: list[Source]
+    redelivered: Bools
+    expiry: U64
+    stored: Bools
+    ids: npt.NDArray[np.void]
     source_of: U8
     row_of: I64
 
 
 @dataclass(slots=True)
-class IndexEntries:
-    """All entries that one file has of one segment, in the order of the file.
+class Entries:
+    """Entries of one segment, from one file, ascending by seq_id; columns of shape ``(n,)``.
 
-    ``states``: state bytes (:mod:`qindex.index.segment`), of journal and segment together.
-    ``offsets``: of the publish records, or of the slots of version 2 (``version2``).
-    ``embedded``: bytes of the records in the index, 0 = in the
-    message store. ``heads``: the fixed fields as they stand in the file, shape ``(n, 32)``; columns
-    are made of them when they are asked for. Keeps the file's bytes.
+    ``data``: the file's bytes, damage corrected. ``payloads``: offsets of the message ids in it,
+    ``offsets``: of the entries in the file ``path``. ``version2``: see :class:`Source`; ``bodies``
+    as there. ``states``: state bytes (:mod:`qindex.index.segment`), of journal and file together.
+    ``heads``: the fixed fields. ``delivered``: they come again as redelivered. ``dropped``:
+    transient ones that are not delivered after a restart.
     """
 
     path: str
     location: Location
+    data: Data
+    version2: bool
     seqs: I64
     states: U8
-    persistent: Bools
+    payloads: I64
     offsets: I64
-    embedded: I64
-    heads: U8
-    version2: bool = False
+    heads: npt.NDArray[np.void]
+    persistent: Bools
+    delivered: Bools
+    dropped: Bools
+    bodies: I64 | None = None
 
     @property
     def ids(self) -> U8:
-        """Message ids, 16 bytes each. Shape ``(n, 16)``."""
-        return np.ascontiguousarray(self._field("id")).view(np.uint8).reshape(-1, MSG_ID_SIZE)
+        """Message ids. Shape ``(n, 16)``."""
+        return np.ascontiguousarray(self.heads["id"]).view(np.uint8).reshape(-1, MSG_ID_SIZE)
 
     @property
-    def expiry(self) -> I64:
+    def expiry(self) -> U64:
         """Microseconds since 1970, 0 = never."""
-        return self._field("expiry").astype(np.int64)
+        return self.heads["expiry"].astype(np.uint64)
 
     @property
     def sizes(self) -> I64:
         """Bytes of the bodies."""
-        return self._field("size").astype(np.int64)
+        return self.heads["size"].astype(np.int64)
 
-    def _field(self, name: str) -> npt.NDArray[Any]:
-        kind, start = _FIELDS[name][:2]
-        return column(self.heads, start, kind)
+    @property
+    def embedded(self) -> I64:
+        """Bytes of the records in the index, 0 = in the message store."""
+        return self.heads["embedded"].astype(np.int64)
+
+    def foreign_records(self) -> Iterator[tuple[int, bytes]]:
+        """Give the rows of the entries that embed a record of RabbitMQ's, and these."""
+        flat = np.frombuffer(self.data, np.uint8)
+        starts, lengths = self.payloads + PAYLOAD_SIZE, self.embedded
+        rows = np.flatnonzero(lengths)
+        for at in rows[flat[starts[rows]] == _TERM].tolist():
+            start = int(starts[at])
+            yield at, bytes(self.data[start : start + int(lengths[at])])
+
+
+def entries_of(source: Source, rows: I64 | slice, states: U8) -> Entries:
+    """Make entries of some of a source's, which have these ``states``."""
+    return Entries(
+        path=source.path,
+        location=source.location,
+        data=source.data,
+        version2=source.heads is not None,
+        seqs=source.seqs[rows],
+        states=states,
+        payloads=source.offsets[rows] + source.head_size,
+        offsets=source.places_of(rows),
+        heads=source.heads_of(rows),
+        persistent=source.kinds[rows] == PUBLISH_PERSISTENT,
+        delivered=states == DELIVERED,
+        dropped=np.zeros(len(states), np.bool_),
+        bodies=None if source.bodies is None else source.bodies[rows],
+    )
+
+
+def pack_heads(ids: U8, expiry: U64, sizes: I64, embedded: I64) -> npt.NDArray[np.void]:
+    """Put fixed fields together; ``ids`` of shape ``(n, 16)``."""
+    heads = np.empty(len(ids), HEAD)
+    heads["id"] = np.ascontiguousarray(ids).view(f"V{MSG_ID_SIZE}").ravel()
+    heads["expiry"], heads["size"], heads["embedded"] = expiry, sizes, embedded
+    return heads
 
 
 def source_of(path: str, data: Data, location: Location, head_size: int, walk: Walk) -> Source:
@@ -158,25 +205,3 @@ def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
     """Gather the fixed fields of entries whose message ids stand at ``payloads``."""
     block = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
     return block.view(HEAD).ravel()
-
-
-def all_entries(source: Source, states: U8, base: int) -> IndexEntries:
-    """Give what ``source`` has of the segment whose first seq_id is ``base``, acknowledged or
-    not. ``states``: of the whole segment."""
-    return IndexEntries(
-        path=source.path,
-        location=source.location,
-        seqs=source.seqs,
-        states=states[places(source.seqs, base)],
-        persistent=source.kinds == PUBLISH_PERSISTENT,
-        offsets=source.places_of(slice(None)),
-        embedded=source.lengths - (source.head_size + PAYLOAD_SIZE),
-        heads=_head_bytes(source),
-        version2=source.heads is not None,
-    )
-
-
-def _head_bytes(source: Source) -> U8:
-    if source.heads is not None:
-        return np.ascontiguousarray(source.heads).view(np.uint8).reshape(-1, PAYLOAD_SIZE)
-    return gather_bytes(source.data, source.offsets + source.head_size, PAYLOAD_SIZE)

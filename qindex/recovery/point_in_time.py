@@ -1,6 +1,7 @@
-"""One moment of a queue's files, taken while their writer may be at work.
+"""One moment of a queue's files. The holder of the store's lock notes what is there
+(:func:`at_rest`); anybody else pins it, while the writer may be at work (:func:`pin_queue`).
 
-No lock is taken and nothing is written. These steps make a moment of files that change:
+Pinning takes no lock and writes nothing. These steps make a moment of files that change:
 
 1. note the segment files: number, inode, size, and the first bytes of each;
 2. read the journal whole;
@@ -20,19 +21,36 @@ reading them again: bytes that change were being written, bytes that do not are 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import sleep
+from typing import NamedTuple
 
 from journal import format as journal_format
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed, heal, read_sums, without_room
 from journal.errors import StorageError, StoreError
 from journal.findings import Cause, Finding
-from journal.fs.files import FileSystem, opened, pread_all, read_optional
-from qindex.format.resynchronise import Layout, Reading, read_soundly
+from journal.format import MAX_SEQ_ID
+from journal.fs.files import (
+    FileSystem,
+    is_zeros,
+    map_optional,
+    opened,
+    pread_all,
+    read_optional,
+)
+from journal.poison import Poison
+from qindex.format.delivery_rules import DirectoryRules
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import NO_WALK, Layout, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.pair_scan import PinnedPairs, pin_pairs
-from qindex.index.segment_scan import healed_findings
+from qindex.index.segment_file import segment_files
+from qindex.index.segment_scan import healed_findings, read_healed
+from qindex.index.seq_ids import SeqFile
+from qindex.recovery.damage import lost_files
 
 _ATTEMPTS = 200
 _LONGEST_PAUSE = 0.02
@@ -48,14 +66,37 @@ class BusyError(StoreError):
     """The files changed faster than they could be looked at, again and again."""
 
 
+class GivenOut(NamedTuple):
+    """The seq_ids that a queue has given out, as its file of them says.
+
+    ``limit``: none above it was. ``below``: all below it were before the journal's first record;
+    ``None`` where that is unknown. ``power_lost``: the run of the operating system in which the
+    queue was written to has ended, and what was not synced may be lost.
+    """
+
+    limit: int = MAX_SEQ_ID
+    below: int | None = None
+    power_lost: bool = False
+
+    @classmethod
+    def of(cls, file: SeqFile) -> GivenOut:
+        """Return what ``file`` says. One that says nothing leaves all unknown."""
+        limit = file.reserved - 1 if file.reserved else MAX_SEQ_ID
+        return cls(limit, file.next_after_crash(0) if file.same_run else None, file.power_lost)
+
+
+UNKNOWN = GivenOut()
+
+
 @dataclass(frozen=True, slots=True)
 class PinnedSegment:
-    """A segment file as it was: ``size`` in bytes, ``head`` its first bytes."""
+    """A segment file as it was: ``size`` in bytes, ``head`` its first bytes. At rest nothing of it
+    is noted: it will be there."""
 
     number: int
-    inode: int
-    size: int
-    head: bytes
+    inode: int = 0
+    size: int = 0
+    head: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +109,67 @@ class Pinned:
     journal_path: str
     journal_size: int
     reading: Reading
+    given_out: GivenOut = UNKNOWN
     pairs: PinnedPairs = field(default_factory=dict)
+
+
+def at_rest(
+    fs: FileSystem, directory: str, names: Iterable[str], given_out: GivenOut, *, vouched: bool
+) -> Pinned:
+    """Read the journal of a queue to which nobody writes, and note its segments.
+
+    ``names``: of its files. ``vouched``: the checksums are of these files. The journal is mapped,
+    so that it takes no memory. Raises :class:`OSError`.
+    """
+    names = set(names)
+    path = os.path.join(directory, journal_format.FILE_NAME)
+    data = map_optional(fs, path) or b""
+    findings: list[Finding] = []
+    healed = Healed(data)
+    # A node that writes to the journal leaves the checksums of what was there before.
+    if vouched and journal_format.FILE_NAME + SUMS_SUFFIX in names:
+        healed = read_healed(fs, path, findings, data, given_out.power_lost)
+    elif given_out.below is not None and is_zeros(data):
+        healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
+    reading = Reading(NO_WALK, healed.data)
+    if healed.data:
+        how = _layout(given_out, healed, vouched=vouched)
+        reading = read_soundly(path, healed.data, how, healed.sound)
+    reading.findings[:0] = findings
+    if vouched:
+        reading.findings += lost_files(fs, directory, names, power_lost=given_out.power_lost)
+    segments = {number: PinnedSegment(number) for number in segment_files(names)}
+    return Pinned(directory, segments, path, len(data), reading, given_out)
+
+
+def _layout(given_out: GivenOut, healed: Healed, *, vouched: bool = True) -> Layout:
+    lost = given_out.power_lost
+    complete = healed.end if vouched and not lost else 0
+    return journal_layout(given_out.limit, power_lost=lost, complete=complete)
 
 
 def pin_queue(
     fs: FileSystem,
     directory: str,
-    layout: Callable[[], Layout],
+    rules: DirectoryRules,
     *,
     trust_sums: bool = True,
-    of_node: bool = False,
-    pairs: bool = False,
     only: Callable[[int], bool] | None = None,
     busy: Callable[[], bool] = lambda: True,
 ) -> Pinned:
-    """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
-    ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: a node
-    may be at work. ``pairs``: files of version 2 may be there. ``only``: tells by its number
-    whether a segment is wanted. ``busy``: tells whether a writer may be at work; without one
-    nothing is waited for.
+    """Pin the queue in ``directory``, which has these ``rules``.
+
+    ``trust_sums``: records of blocks whose checksum holds are not looked into. ``only``: tells by
+    its number whether a segment is wanted. ``busy``: tells whether a writer may be at work;
+    without one nothing is waited for.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
     refuses. O(size of the journal + number of segments).
     """
     path = os.path.join(directory, journal_format.FILE_NAME)
+    seq_path = os.path.join(directory, SEQ_FILE_NAME)
+    of_node = rules.repeats_are_damage
     for attempt in range(_ATTEMPTS):
         if attempt:
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
@@ -101,7 +178,7 @@ def pin_queue(
             before = _segments(fs, directory, only)
             # Read first, so that they are not ahead of the journal. A node that goes on with a
             # journal of ours leaves them as they were.
-            sums = b"" if of_node else without_room(read_sums(fs, path) or b"")
+            sums = without_room(read_sums(fs, path) or b"") if rules.vouched else b""
             journal = read_optional(fs, path) or b""
             if before is None:
                 continue
@@ -112,19 +189,26 @@ def pin_queue(
                     continue
                 if not (read_sums(fs, path) or b"").startswith(sums):
                     continue
+            pairs = of_node or rules.journalled_pairs
             found = pin_pairs(fs, directory, fs.listdir(directory)) if pairs else {}
-            how = layout()
-            healed = heal(journal, sums, power_lost=how.power_lost)
+            # Read behind the journal: a flush raises it before it drops anything from there.
+            seq_file = SeqFile(fs, seq_path, Poison(), is_there=not of_node)
+            given_out = GivenOut.of(seq_file)
+            healed = heal(journal, sums, power_lost=given_out.power_lost)
             if not trust_sums:
                 healed.sound = 0
-            how.complete = 0 if how.power_lost else healed.end
-            reading = _settled(fs, path, healed, journal, how, busy)
+            reading = _settled(fs, path, healed, journal, _layout(given_out, healed), busy)
+            if reading is not None and rules.vouched:
+                # A node that deletes a segment leaves its checksums.
+                lost = given_out.power_lost
+                names = fs.listdir(directory)
+                reading.findings += lost_files(fs, directory, names, power_lost=lost)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise StorageError(directory, "the queue can't be read", error) from error
         if reading is not None:
-            return Pinned(directory, before, path, len(journal), reading, found)
+            return Pinned(directory, before, path, len(journal), reading, given_out, found)
     raise BusyError(f"{directory}: the files changed each of {_ATTEMPTS} times they were read")
 
 
