@@ -511,13 +511,11 @@ class Server(Loop):
     # -- transactions --------------------------------------------------------------------------
 
     def _begin(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        assert conn.session is not None
         transaction = self.engine.transaction()
         transaction.__enter__()
         return self.frame(number, wire.DONE, conn.session.begin(transaction))
 
     def _publish_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        assert conn.session is not None
         served, together = self._queue(request[2]), conn.session.transaction(request[3])
         message = message_of(_message(request[4]), None, None, None, time_ns())
         options, _, timeout = _options_of(request[5], wire.IN_TRANSACTION)
@@ -541,7 +539,6 @@ class Server(Loop):
 
     def _ack_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         served, together = self._queue(request[2]), session.transaction(request[3])
         delivery = session.find(served, request[4], request[5])
         with together.lock:
@@ -551,7 +548,6 @@ class Server(Loop):
 
     def _end_transaction(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         together = session.transaction(request[2])
         commit = bool(request[3])
         # As long as it is there, its deliveries are known to be neither settled nor outstanding.
