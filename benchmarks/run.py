@@ -74,6 +74,7 @@ PROGRAMS = (
         + ("--space-megabytes", "64"),
     ),
     Program("contention", "Threads, and slow calls", (), ("--messages", "64000", "--rounds", "1")),
+    Program("priorities", "Priorities", (), ("--messages", "20000", "--rounds", "2")),
     Program("aio", "asyncio", (), ("--count", "10000", "--confirmed", "1000", "--rounds", "1")),
     Program("follow", "A follower in another process", (), ("--count", "100000")),
     Program("spark", "Spark", ("--rounds", "2"), ("--messages", "40000", "--rounds", "1")),

@@ -51,6 +51,13 @@ MODULES = (
     "qindex.queue.delivering",
     "qindex.queue.queue",
     "qindex.queue.priorities",
+    "qindex.server.protocol",
+    "qindex.server.sessions",
+    "qindex.server.loop",
+    "qindex.server.server",
+    "qindex.client.link",
+    "qindex.client.calls",
+    "qindex.client.queue",
     "qindex.following.piece",
     "rocketstore.log.store_clock",
     "rocketstore.queues.route",
@@ -81,6 +88,7 @@ _PRIMITIVES = (
     "journal.memory.read_words",
     "qindex.format.plain_rows",
     "qindex.format.tables",
+    "qindex.server.frames",
     "rocketstore.format.words",
 )
 """Interpreted they are modules; the compiled ones have them within them."""

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Run the tests. Makes a virtual environment in the clone on the first run.
 #
-#   sh scripts/test.sh             quick: the most convincing four minutes
+#   sh scripts/test.sh             quick: the most convincing three minutes
 #   sh scripts/test.sh --all       everything, real servers and Spark among it: under 25 minutes
 #   sh scripts/test.sh --nightly   every bit, every point, minutes of fuzzing: hours
 #

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import tempfile
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -69,10 +70,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("interpreted"):
                 item.add_marker(pytest.mark.skip(reason=why))
+    _rotate(items)
     if hasattr(config, "workerinput"):
         from tests.sharing import in_order
 
         items[:] = in_order(items)
+
+
+def _rotate(items: list[pytest.Item]) -> None:
+    """Leave most of the cases of long tests to other commits' runs of the quick tier."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("rotates")
+        if mark is not None and effort.QUICK:
+            name = item.nodeid.partition("[")[0]
+            slices = mark.args[0]
+            if seen[name] % slices != effort.turn(slices, name):
+                item.add_marker(pytest.mark.skip(reason="this case is another commit's"))
+            seen[name] += 1
 
 
 @pytest.hookimpl(trylast=True)

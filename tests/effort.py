@@ -46,7 +46,7 @@ _Value = TypeVar("_Value")
 
 
 class Tier(StrEnum):
-    """How long a run may take: four minutes, 25 minutes, hours."""
+    """How long a run may take: three minutes, 25 minutes, hours."""
 
     QUICK = "quick"
     ALL = "all"

@@ -27,6 +27,7 @@ from pyspark_qindex.jobs.mapping import Origin, RocketRecord
 from qindex.format import layout
 from qindex.format.message import Message
 from qindex.format.message_record import encode_front, seal_embedded, seal_stored
+from qindex.format.priorities import LOW, SHIFT
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
@@ -93,10 +94,14 @@ def stores_of(
             yield store, place, mine
 
 
+_Place = tuple[str, int | None]
+"""A queue, and the priority of one of its directories."""
+
+
 class QueueFill:
-    """Fills one store of ours. Messages keep seq_id, message id, record and all; those of a
-    priority queue's sub-queues get seq_ids in the order in which they come. With transient ones
-    in it the store is left as a running engine has it: the next open drops them.
+    """Fills one store of ours. Messages keep seq_id, message id, record and all; those with a
+    priority come into the directory of that priority. With transient ones in it the store is left
+    as a running engine has it: the next open drops them.
 
     ``place``: ``None``: nothing is written, all is only counted.
     """
@@ -105,11 +110,10 @@ class QueueFill:
         self._path = path = None if place is None else place.path
         self._fs = fs = REAL if place is None else place.fs
         self._options = Options(background=False)
-        self._writers: dict[str, QueueWriter] = {}
-        self._next: dict[str, int] = {}
-        self._settings: dict[str, dict[str, Any]] = {}
-        self._deliveries: dict[str, dict[int, int]] = {}
-        self._waiting: dict[str, list[tuple[Origin, bytes, int, int]]] = {}
+        self._writers: dict[_Place, QueueWriter] = {}
+        self._next: dict[_Place, int] = {}
+        self._declared: dict[str, QueueKept] = {}
+        self._waiting: dict[_Place, list[tuple[Origin, bytes, int, int]]] = {}
         self._count = 0
         self._held = 0
         self._store: MessageStore | None = None
@@ -119,40 +123,42 @@ class QueueFill:
 
     def declare(self, kept: QueueKept) -> None:
         """Make a queue."""
-        name = kept.name
-        self._next[name] = max(self._next.get(name, 0), kept.next_seq_id)
-        if kept.settings is not None:
-            self._settings[name] = kept.settings
-        if kept.deliveries:
-            self._deliveries[name] = kept.deliveries
-        if self._path is not None and name not in self._writers:
-            directory = os.path.join(self._path, layout.QUEUES, directory_name(_VHOST, name))
-            stored = format_queue_name(_VHOST, name)
-            self._writers[name] = QueueWriter(
-                self._fs, directory, DEFAULT_ENTRY_COUNT, stored, sums=True
+        self._declared[kept.name] = kept
+
+    def _writer(self, place: _Place) -> QueueWriter:
+        """Return the writer of a directory, which is made if there is none."""
+        if place not in self._writers:
+            assert self._path is not None
+            path = os.path.join(self._path, layout.QUEUES, directory_name(_VHOST, *place))
+            stored = format_queue_name(_VHOST, *place)
+            self._writers[place] = QueueWriter(
+                self._fs, path, DEFAULT_ENTRY_COUNT, stored, sums=True
             )
+        return self._writers[place]
 
     def put(self, origin: Origin, message: Message) -> int:
         """Add a message, in order within its queue; gives its seq_id there."""
-        name = origin.queue
-        if name not in self._next:
-            self.declare(QueueKept(name))
-        seq = self._next[name] if origin.priority is not None else origin.seq_id
-        self._next[name] = max(self._next[name], seq + 1)
+        if origin.queue not in self._declared:
+            self.declare(QueueKept(origin.queue))
+        place, seq = (origin.queue, origin.priority), origin.seq_id
+        self._next[place] = max(self._next.get(place, 0), seq + 1)
         self._transient |= not origin.persistent
+        given = ((origin.priority or 0) << SHIFT) + seq
         if self._path is None:
-            return seq
+            return given
         record = self._record(origin, message, seq)
-        self._waiting.setdefault(name, []).append((origin, record, seq, len(message.body)))
+        self._waiting.setdefault(place, []).append((origin, record, seq, len(message.body)))
         self._held += len(record)
         self._count += 1
         if self._count >= _ROWS_AT_ONCE or self._held >= _BYTES_AT_ONCE:
             self._flush()
-        return seq
+        return given
 
     def next_seq(self, queue: str) -> int:
-        """Give the seq_id of the queue's next publish."""
-        return self._next.get(queue, 0)
+        """Give the seq_id of the queue's next publish, without a priority."""
+        seen = max(self._next.get((queue, None), 0), self._next.get((queue, 0), 0))
+        kept = self._declared.get(queue)
+        return seen if kept is None else max(seen, kept.next_seq_id)
 
     def _record(self, origin: Origin, message: Message, seq: int) -> bytes:
         """The record as the index embeds it, empty when it went to the message store."""
@@ -190,8 +196,8 @@ class QueueFill:
         return self._store
 
     def _flush(self) -> None:
-        for name, waiting in self._waiting.items():
-            self._writers[name].add(*_batch_of(waiting))
+        for place, waiting in self._waiting.items():
+            self._writer(place).add(*_batch_of(waiting))
         self._waiting.clear()
         self._held = self._count = 0
 
@@ -204,16 +210,39 @@ class QueueFill:
         if self._store is not None:
             self._store.sync()
             self._store.close()
-        for name, writer in self._writers.items():
-            reserve_seq_ids(self._fs, writer.directory, self._next[name])
-            if name in self._settings:
-                content = layout.pack_checked(self._settings[name])
-                replace_file(self._fs, os.path.join(writer.directory, layout.SETTINGS), content)
-            if name in self._deliveries:
-                content = b"".join(starmap(pack_count, self._deliveries[name].items()))
-                replace_file(self._fs, os.path.join(writer.directory, DELIVERIES), content)
+        for kept in self._declared.values():
+            self._finish_queue(kept)
         if not self._transient:
             settle(self._fs, self._path)
+
+    def _finish_queue(self, kept: QueueKept) -> None:
+        """Write what a queue has beside its messages."""
+        settings = dict(kept.settings or {})
+        highest = max(
+            (one for name, one in self._next if name == kept.name and one is not None), default=-1
+        )
+        first = None
+        if highest >= 0 or settings.get("max_priority") is not None:
+            first = 0
+            settings.setdefault("message_ttl", None)
+            settings.setdefault("max_priority", max(highest, 1))
+        self._next.setdefault((kept.name, first), 0)
+        counts: dict[int, dict[int, int]] = {}
+        for seq_id, count in kept.deliveries.items():
+            counts.setdefault(seq_id >> SHIFT, {})[seq_id & LOW] = count
+        for place, following in self._next.items():
+            if place[0] != kept.name:
+                continue
+            path = self._writer(place).directory
+            is_first = place[1] == first
+            following = max(following, kept.next_seq_id) if is_first else following
+            reserve_seq_ids(self._fs, path, following)
+            if is_first and settings:
+                content = layout.pack_checked(settings)
+                replace_file(self._fs, os.path.join(path, layout.SETTINGS), content)
+            if (place[1] or 0) in counts:
+                content = b"".join(starmap(pack_count, counts[place[1] or 0].items()))
+                replace_file(self._fs, os.path.join(path, DELIVERIES), content)
 
 
 def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Entries, I64, I64]:

@@ -39,6 +39,7 @@ from pyspark_qindex.schemas import Table, spark_schema
 from qindex.format import layout
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
+from qindex.format.priorities import SHIFT
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import unpack_counts
 from qindex.view.reader import StoreReader
@@ -131,11 +132,16 @@ def queues_kept(one: FleetStore, *, permissive: bool) -> Iterator[QueueKept]:
         summary = queue.summary_if_there()
         if summary is None:
             continue
-        directory = reader.path_of(queue.directories[0])
+        # Of a priority queue that of priority 0, which is the last one, has the settings.
+        directory = reader.path_of(queue.directories[-1])
         path = os.path.join(directory, layout.SETTINGS)
         ours = reader.kind == "qindex"
         data = read_optional(fs, path) if ours else None
-        counts = read_optional(fs, os.path.join(directory, DELIVERIES)) if ours else None
+        counts: dict[int, int] = {}
+        for each in queue.directories if ours else ():
+            found = read_optional(fs, os.path.join(reader.path_of(each), DELIVERIES)) or b""
+            base = (each.priority or 0) << SHIFT
+            counts |= {base + seq: count for seq, count in unpack_counts(found).items()}
         settings = wrong = None
         try:
             settings = layout.unpack_checked(data) if data is not None else None
@@ -148,7 +154,7 @@ def queues_kept(one: FleetStore, *, permissive: bool) -> Iterator[QueueKept]:
             plain_text(queue.name) or "",  # as the table of messages has it
             settings,
             summary.next_seq_id,
-            unpack_counts(counts or b""),
+            counts,
             summary.messages,
             wrong,
         )

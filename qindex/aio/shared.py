@@ -10,46 +10,41 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from datetime import datetime
-from enum import Enum
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic, time_ns
 from types import TracebackType
-from typing import Any, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 import msgpack
 
 from journal.arguments import listed
-from journal.errors import (
-    ClosedError,
-    DisconnectedError,
-    DuplicateError,
-    LeaseExpiredError,
-    StoreError,
-    UsageError,
-)
+from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
-from qindex.client.link import Home, Link, result, went_back
-from qindex.client.queue import (
-    LAPSED,
-    batch_options,
-    delivery_extra,
-    extend_batch,
-    message_parts,
-    publish_options,
-    seconds_to_wait,
-    unique_options,
+from qindex.client import calls
+from qindex.client.calls import (
+    Ahead,
+    BatchOptions,
+    FanOutOptions,
+    InOptions,
+    OpenTransaction,
+    Owner,
+    PublishOptions,
+    Steps,
+    owner_of,
 )
-from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
+from qindex.client.link import ANY, Home, Link, Opens, result, went_back
+from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import QueueSettings, checked_name
-from qindex.format.unique import Until
 from qindex.queue import delivery as plain
-from qindex.queue.delivery import LOOKED_AT, BatchDelivery, Refusing, Settles, no_delivery
+from qindex.queue.delivery import no_delivery
 from qindex.queue.stats import EngineStats, QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time
 from qindex.server import protocol as wire
+
+T = TypeVar("T")
 
 _GONE = "the server of the store has gone"
 _LOOK = 0.01
@@ -144,44 +139,20 @@ class Wire(asyncio.Protocol):
             self._transport.close()
 
 
-class _Owner:
-    """What deliveries of one session name as theirs; ``ends``: when their lease does."""
+class _Owner(Owner):
+    """An owner in an event loop, where nothing may wait for the server's word."""
 
-    name = ""
-
-    def __init__(self, queue: SharedQueue, generation: int, lease: float | None) -> None:
-        self.queue = queue
-        self.name = queue.name
-        self.generation = generation
-        self.ends = None if lease is None else monotonic() + lease
-        self.settled: set[int] = set()
+    __slots__ = ()
 
     def take_back_uncounted(self, deliveries: Iterable[plain.Delivery], /) -> None:
         """Take back those that are not settled, as if they had not been delivered."""
-        link = self.queue._engine._wire
-        pairs = []
-        for one in deliveries:
-            pairs.append((cast("BatchDelivery", one).taken, one.seq_id))
-            self.settled.add(one.seq_id)
-            one._queue = None
-        if link is not None and link.generation == self.generation:
+        pairs = self.marked_back(deliveries)
+        link = cast("SharedQueue", self.queue)._engine._wire
+        if pairs and link is not None:
             link.tell(wire.TAKE_BACK, pairs)
 
-    def _is_over(self) -> bool:
-        link = self.queue._engine._wire
-        has_ended = self.ends is not None and monotonic() >= self.ends
-        return has_ended or link is None or link.generation != self.generation
 
-    def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
-        """Tell whether an entry is still with this consumer."""
-        return seq_id not in self.settled and not self._is_over()
-
-    def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
-        """Tell whether the message has gone back."""
-        return seq_id not in self.settled and self._is_over()
-
-
-class SharedQueue:
+class SharedQueue(Opens):
     """One durable queue of a shared store. Made by :meth:`SharedEngine.queue`.
 
     It has the methods of :class:`qindex.aio.queue.Queue`, and raises what
@@ -189,118 +160,61 @@ class SharedQueue:
     """
 
     def __init__(self, engine: SharedEngine, name: str, at: tuple[int, int]) -> None:
+        super().__init__(engine._home, name, at)
         self._engine = engine
-        self.name: str = name
-        self.at: tuple[int, int] = at
 
-    async def _call(self, verb: int, *values: Any, generation: int | None = None) -> list[Any]:
+    async def _link(self, generation: int = ANY) -> Wire:
+        """Return the connection, on which the queue is open."""
         link = self._engine._wire
         if link is None or link.is_lost:
             link = await self._engine._connect()
-        if generation is not None and generation != link.generation:
+        if generation not in (ANY, link.generation):
             raise went_back()
         if self.at[0] != link.generation:
             number = (await link.request(wire.OPEN, self.name, False, {}, []))[0]
             self.at = link.generation, number
+        return link
+
+    async def _call(self, generation: int, verb: int, *values: Any) -> list[Any]:
+        link = await self._link(generation)
         return await link.request(verb, self.at[1], *values)
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Make the requests of a call, and return its result."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    values = await self._call(*request)
+                except Exception as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(values)
+        except StopIteration as end:
+            return cast("T", end.value)
+        finally:
+            steps.close()
 
     # -- publishing -----------------------------------------------------------------------------
 
-    async def publish(
-        self,
-        body: Body | Message,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        priority: int | None = None,
-    ) -> int:
+    async def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int:
         """Append a message; see :meth:`qindex.aio.queue.Queue.publish`."""
-        options = batch_options(
-            ttl=ttl,
-            persistent=persistent,
-            confirm=confirm,
-            timeout=timeout,
-            delay=delay,
-            at=at,
-            priority=priority,
-        )
-        options |= unique_options(unique, window, until)
-        if isinstance(body, Message):
-            refuse_parts(key, headers, properties)
-            if unique is not None:
-                body, key, headers, properties, _ = message_parts(body)
-        if isinstance(body, Message):
-            found = await self._call(wire.PUBLISH_MANY, [message_parts(body)], options)
-        else:
-            body = as_bytes(body)
-            options |= publish_options(key, headers, properties)
-            if window is not None:
-                return await self._publish_once(body, options)
-            if options:
-                found = await self._call(wire.PUBLISH_WITH, body, options)
-            else:
-                found = await self._call(wire.PUBLISH, body)
-        seq: int = found[0]
-        return seq
-
-    async def _publish_once(self, body: bytes, options: dict[str, Any]) -> int:
-        """Publish a message whose unique key has a window, which a second try can't double."""
-        try:
-            seq: int = (await self._call(wire.PUBLISH_WITH, body, options))[0]
-        except DisconnectedError as error:
-            if not error.maybe_done:
-                raise
-            try:
-                seq = (await self._call(wire.PUBLISH_WITH, body, options))[0]
-            except DuplicateError as first:
-                seq = first.seq_id
-        return seq
+        return await self._run(calls.publish(body, options))
 
     async def publish_many(
-        self,
-        messages: Iterable[Body | Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
+        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
     ) -> range:
-        """Append a batch; see :meth:`qindex.aio.queue.Queue.publish_many`. In one frame."""
-        batch: list[Any] = []
-        for number, one in enumerate(messages):
-            try:
-                batch.append(message_parts(one) if isinstance(one, Message) else as_bytes(one))
-            except UsageError as error:
-                raise UsageError(f"message {number} of the batch: {error}") from error
-        options = batch_options(
-            ttl=ttl,
-            persistent=persistent,
-            confirm=confirm,
-            timeout=timeout,
-            delay=delay,
-            at=at,
-            priority=priority,
-        )
-        start, stop = await self._call(wire.PUBLISH_MANY, batch, options)
-        return range(start, stop)
+        """Append a batch; see :meth:`qindex.aio.queue.Queue.publish_many`."""
+        *parts, (_, verb, last, given) = calls.batch_requests(messages, options)
+        link = await self._link()
+        for part in parts:
+            # Sent without a suspension, so that no other request comes between them.
+            link.tell(*part[1:])
+        return range(*await link.request(verb, self.at[1], last, given))
 
     async def reserve(self, count: int) -> int:
         """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
-        first: int = (await self._call(wire.RESERVE, count))[0]
-        return first
+        return int((await self._call(ANY, wire.RESERVE, count))[0])
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -312,111 +226,90 @@ class SharedQueue:
     async def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    async def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     async def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.aio.queue.Queue.get`."""
-        if ack is not None:
-            await self.ack(ack)
         self._engine._check_delivery()
-        values = await self._call(wire.GET, seconds_to_wait(timeout), lease)
+        request: calls.Request = wire.GET, calls.seconds_to_wait(timeout), lease
+        if seq_id is not None:
+            if ack is not None:
+                await self.ack(ack)
+            values = await self._call(ANY, wire.GET_ONE, seq_id, lease)
+        elif ack is None:
+            values = await self._call(ANY, *request)
+        elif cast("Owner", _plain(ack)._queue).ahead is None:
+            values = await self._settle(ack, *request)
+        else:
+            await self.ack(ack)
+            values = await self._call(ANY, *request)
         if not values:
             return None
-        made = BatchDelivery()
-        made._queue = cast("Settles", _Owner(self, self.at[0], lease))
-        made.taken, made.seq_id, made.body, made.redelivered, made._count, extra = values
-        made._extra = delivery_extra(made.body, extra)
-        return Delivery(self, made)
+        return Delivery(self, calls.received(_Owner(self, self.at[0], lease), values))
 
     async def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``max_messages`` at once; see :meth:`qindex.aio.queue.Queue.get_many`. Of
-        large messages fewer."""
-        if not isinstance(max_messages, int) or max_messages < 1:
-            raise UsageError(f"max_messages must be at least 1, not {max_messages!r}")
+        """Take up to ``max_messages`` at once; see :meth:`qindex.aio.queue.Queue.get_many`."""
         self._engine._check_delivery()
-        values = await self._call(wire.GET_MANY, max_messages, seconds_to_wait(timeout), lease)
-        owner = cast("Settles", _Owner(self, self.at[0], lease))
-        batch = plain.Batch(owner, values[0] if values else 0)
-        if values:
-            extend_batch(batch, *values[2:])
-        return Batch(self, batch)
+        steps = calls.get_many(self, max_messages, timeout, lease, _Owner)
+        return Batch(self, await self._run(steps))
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> SharedConsumer:
         """Give messages as they come; see :meth:`qindex.aio.queue.Queue.consume`."""
-        if not isinstance(prefetch, int) or prefetch < 1:
-            raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        seconds_to_wait(timeout)
         return SharedConsumer(self, prefetch, timeout, lease)
 
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
-        batch = plain.Batch(cast("Settles", LOOKED_AT), 0)
-        extend_batch(batch, *await self._call(wire.PEEK, max_messages))
-        return [Delivery(self, one) for one in batch]
+        return [Delivery(self, one) for one in await self._run(calls.peek(max_messages))]
+
+    async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        found = await self._run(calls.find(key, max_messages))
+        return [Delivery(self, one) for one in found]
 
     # -- settling -------------------------------------------------------------------------------
 
-    def _owner_of(self, delivery: Delivery) -> _Owner:
-        if not isinstance(delivery, Delivery):
-            raise no_delivery(delivery)
-        owner: Any = delivery._plain._queue
-        if isinstance(owner, Refusing):
-            raise owner.why(delivery.seq_id)
-        if owner is None or (isinstance(owner, _Owner) and delivery.seq_id in owner.settled):
-            raise UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
-        if not isinstance(owner, _Owner) or owner.queue.name != self.name:
-            raise UsageError(
-                f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
-                f"not to {self.name!r}"
-            )
-        return owner
-
-    async def _settle(self, verb: int, delivery: Delivery, *values: Any) -> None:
-        owner = self._owner_of(delivery)
-        one = cast("BatchDelivery", delivery._plain)
-        # As if it were done: it is sent before the first suspension.
-        one._queue = None
-        owner.settled.add(one.seq_id)
+    async def _settle(self, delivery: Delivery, verb: int, *values: Any) -> list[Any]:
+        one = _plain(delivery)
+        owner = owner_of(self, one)
+        # A cancelled call stays settled: its request is on the way.
+        request = calls.begin(owner, one, verb, values)
         try:
-            await self._call(verb, one.taken, one.seq_id, *values, generation=owner.generation)
-        except LeaseExpiredError:
-            one._queue = LAPSED
-            raise
-        except (DisconnectedError, asyncio.CancelledError):
-            raise
-        except StoreError:
-            one._queue = cast("Settles", owner)
-            owner.settled.discard(one.seq_id)
+            return await self._call(*request)
+        except Exception as error:
+            calls.failed(owner, one, error)
             raise
 
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge."""
-        await self._settle(wire.ACK, delivery)
+        await self._settle(delivery, wire.ACK)
 
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
         """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
-        more = () if delay is None and count else (delay, count)
-        await self._settle(wire.NACK, delivery, *more)
+        await self._settle(delivery, wire.NACK, *calls.nack_values(delay, count))
 
     async def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered; see
         :meth:`qindex.queue.queue.Queue.cancel`."""
-        dropped: bool = (await self._call(wire.CANCEL_MESSAGE, seq_id))[0]
-        return dropped
+        return bool((await self._call(ANY, wire.CANCEL_MESSAGE, seq_id))[0])
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good."""
-        await self._settle(wire.REJECT, delivery, *(() if reason is None else (reason,)))
+        await self._settle(delivery, wire.REJECT, *(() if reason is None else (reason,)))
 
     async def move(
         self,
@@ -427,84 +320,74 @@ class SharedQueue:
         delay: float | None = None,
     ) -> None:
         """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
-        if headers is not None:
-            headers = wire.table(headers, "headers") or {}
-        await self._settle(wire.MOVE, delivery, queue, headers, delay)
+        await self._settle(delivery, wire.MOVE, *calls.move_values(queue, headers, delay))
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
-        all_of_them = list(deliveries)
-        owners = [self._owner_of(one) for one in all_of_them]
-        if not owners:
+        if type(deliveries) is Batch:
+            await self._run(calls.ack_many(self, deliveries._plain))
             return
-        if any(one.generation != owners[0].generation for one in owners):
-            raise went_back()
-        tags = [cast("BatchDelivery", one._plain).taken for one in all_of_them]
-        seqs = [one.seq_id for one in all_of_them]
-        if len(set(tags)) == 1:
-            tags = tags[:1]
-        await self._call(wire.ACK_MANY, tags, seqs, generation=owners[0].generation)
-        for owner, one in zip(owners, all_of_them, strict=True):
-            owner.settled.add(one.seq_id)
-            one._plain._queue = None
+        listed = [one._plain if isinstance(one, Delivery) else one for one in deliveries]
+        await self._run(calls.ack_many(self, listed))
 
     async def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
         number."""
-        count: int = (await self._call(wire.ACK_UP_TO, seq_id))[0]
-        return count
+        return int((await self._call(ANY, wire.ACK_UP_TO, seq_id))[0])
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
-        owner = self._owner_of(delivery)
-        tag = cast("BatchDelivery", delivery._plain).taken
-        values = tag, delivery.seq_id, seconds
-        await self._call(wire.EXTEND_LEASE, *values, generation=owner.generation)
+        one = _plain(delivery)
+        owner = owner_of(self, one)
+        await self._call(*calls.lease_request(owner, one, seconds))
         owner.ends = monotonic() + seconds
 
     # -- the rest -------------------------------------------------------------------------------
 
     async def purge(self) -> int:
         """Drop all ready messages; gives their number."""
-        count: int = (await self._call(wire.PURGE))[0]
-        return count
+        return int((await self._call(ANY, wire.PURGE))[0])
 
     async def flush(self) -> None:
         """Bring the journal into the segment files and empty it; durable on return."""
-        await self._call(wire.QUEUE_FLUSH)
+        await self._call(ANY, wire.QUEUE_FLUSH)
 
     async def sync(self) -> None:
         """Make all that returned before durable against power loss."""
-        await self._call(wire.QUEUE_SYNC)
+        await self._call(ANY, wire.QUEUE_SYNC)
 
     async def settings(self) -> QueueSettings:
         """Give the queue's settings."""
-        found: QueueSettings = wire.from_plain((await self._call(wire.SETTINGS))[0])
+        found: QueueSettings = wire.from_plain((await self._call(ANY, wire.SETTINGS))[0])
         return found
 
     async def stats(self) -> QueueStats:
         """Give the queue's figures at this moment."""
-        found: QueueStats = wire.from_plain((await self._call(wire.QUEUE_STATS))[0])
+        found: QueueStats = wire.from_plain((await self._call(ANY, wire.QUEUE_STATS))[0])
         return found
 
     def __repr__(self) -> str:
         return f"<SharedQueue {self.name!r} of {self._engine.directory!r}>"
 
 
+def _plain(delivery: Delivery) -> plain.Delivery:
+    if not isinstance(delivery, Delivery):
+        raise no_delivery(delivery)
+    return delivery._plain
+
+
 class SharedConsumer(AsyncIterator[Delivery]):
     """The iterator of :meth:`SharedQueue.consume`."""
+
+    _link: Wire | None = None
 
     def __init__(
         self, queue: SharedQueue, prefetch: int, timeout: float | None, lease: float | None
     ) -> None:
         self._queue = queue
-        self._prefetch = prefetch
+        self._ahead = Ahead(queue, prefetch, lease)
+        calls.seconds_to_wait(timeout)
         self._timeout = timeout
-        self._lease = lease
-        self._link: Wire | None = None
-        self._ready: deque[BatchDelivery] = deque()
-        self._given: list[BatchDelivery] = []
-        self._last_tag = 0
         self.stopped: bool = False
 
     def stop(self) -> None:
@@ -513,85 +396,132 @@ class SharedConsumer(AsyncIterator[Delivery]):
         if self._link is not None:
             self._link.has_come.set()
 
+    def _is_over(self) -> bool:
+        return self.stopped or self._queue._engine._is_draining
+
     async def __anext__(self) -> Delivery:
-        engine = self._queue._engine
-        deadline = deadline_after(self._timeout)
-        while not self._ready and not self.stopped and not engine._is_draining:
-            link = self._link
-            if link is None or link.generation != engine._generation():
-                link = await self._begin()
-            if link.is_lost:
-                self._link = None
-                engine._lost()
-                raise DisconnectedError(_GONE, maybe_done=False)
-            link.has_come.clear()
-            self._take_in(link)
-            if self._ready:
-                break
-            self._given = [one for one in self._given if one.settled is False]
-            is_full = len(self._given) >= self._prefetch
-            if self._lease is not None or 2 * len(self._given) > self._prefetch:
-                link.tell(wire.WANT, False, self._last_tag)
-            left = None if deadline is None or is_full else deadline - monotonic()
-            if left is None or left > 0:
-                try:
-                    await asyncio.wait_for(link.has_come.wait(), left)
-                except TimeoutError:
-                    left = 0
-            if left is not None and left <= 0 and not link.pushed:
-                # Those that came just now are before the reply.
-                await link.request(wire.WANT, True, self._last_tag)
-                if not link.pushed:
-                    break
-        if not self._ready or self.stopped or engine._is_draining:
+        found = bool(self._ahead.ready) or await self._await_one(deadline_after(self._timeout))
+        if not found or self._is_over():
             self._end()
             raise StopAsyncIteration
-        one = self._ready.popleft()
-        self._last_tag = one.taken
-        self._given.append(one)
-        return Delivery(self._queue, one)
+        return Delivery(self._queue, self._ahead.hand_out())
+
+    async def _await_one(self, deadline: float | None) -> bool:
+        """Wait for a message. False when the time is up, or it was stopped."""
+        if self._is_over():
+            return False
+        link = self._link
+        if link is None or link.generation != self._queue._engine._generation():
+            link = await self._begin()
+        steps: Generator[Any, Any, bool] = self._ahead.await_one(link, link.generation, deadline)
+        try:
+            request = next(steps)
+            while not self._is_over():
+                if link.is_lost:
+                    self._link = None
+                    self._queue._engine._lost()
+                    raise DisconnectedError(_GONE, maybe_done=False)
+                if len(request) > 1:
+                    request = steps.send(await link.request(*request[1:]))
+                    continue
+                if not link.pushed:
+                    link.has_come.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(link.has_come.wait(), request[0])
+                if not link.is_lost:
+                    request = steps.send(bool(link.pushed))
+        except StopIteration as end:
+            return bool(end.value)
+        return False
 
     async def _begin(self) -> Wire:
         queue = self._queue
-        self._ready.clear()
-        self._given, self._last_tag = [], 0
-        await queue._call(wire.READY)
+        self._ahead = Ahead(queue, self._ahead.prefetch, self._ahead.lease)
+        self._ahead.owner = _Owner
+        await queue._call(ANY, wire.READY)
         link = await queue._engine._join()
         self._link = link
-        await link.request(wire.CONSUME, queue.at[1], self._prefetch, self._lease)
+        await link.request(wire.CONSUME, queue.at[1], self._ahead.prefetch, self._ahead.lease)
         return link
-
-    def _take_in(self, link: Wire) -> None:
-        while link.pushed:
-            found = link.pushed.popleft()
-            if found[1] == wire.ERROR:
-                raise wire.error_of(*found[2:5])
-            tag, seqs, bodies, states, extras, counts = found[2:]
-            for seq, body, state, extra in zip(seqs, bodies, states, extras, strict=True):
-                made = BatchDelivery()
-                owner = _Owner(self._queue, link.generation, self._lease)
-                made._queue = cast("Settles", owner)
-                made.taken, made.seq_id, made.body = tag, seq, body
-                made.redelivered = state == plain.DELIVERED
-                made._extra = delivery_extra(body, extra)
-                if seq in counts:
-                    made._count = counts[seq]
-                tag += 1
-                self._ready.append(made)
 
     def _end(self) -> None:
         link, self._link = self._link, None
-        self._ready.clear()
+        self._ahead.ready.clear()
         if link is not None and not link.is_lost:
-            link.tell(wire.CANCEL, self._last_tag)
+            link.tell(wire.CANCEL, self._ahead.last_tag)
             link.close()
 
     def __del__(self) -> None:
         if self._link is not None:
-            try:
+            with suppress(RuntimeError):  # its loop is closed
                 self._end()
-            except RuntimeError:
-                return  # its loop is closed
+
+
+class SharedTransaction:
+    """As :class:`qindex.client.transaction.SharedTransaction`, in an ``async with`` block. Made by
+    :meth:`SharedEngine.transaction`."""
+
+    def __init__(self, engine: SharedEngine) -> None:
+        self._engine = engine
+        self._calls = OpenTransaction(engine._home)
+
+    async def __aenter__(self) -> SharedTransaction:
+        number = (await self._engine._call(*self._calls.begin()[1:]))[0]
+        self._calls.begun(self._engine._generation(), number)
+        return self
+
+    async def publish(
+        self,
+        queue: str | SharedQueue,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        **options: Unpack[InOptions],
+    ) -> int:
+        """Publish a message once the transaction is committed; see
+        :meth:`qindex.Transaction.publish`."""
+        request = self._calls.publish(body, key, headers, properties, options)
+        target = queue if isinstance(queue, SharedQueue) else await self._engine.queue(queue)
+        seq: int = (await self._make(target._call(*request)))[0]
+        return seq
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery once the transaction is committed; see
+        :meth:`qindex.Transaction.ack`."""
+        one = _plain(delivery)
+        queue, request = self._calls.ack(one)
+        await self._make(queue._call(*request))
+        self._calls.acked(one)
+
+    async def _make(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except LeaseExpiredError as error:
+            self._calls.check(error)
+            raise
+
+    async def _end(self, *, commit: bool) -> None:
+        await self._engine._call(*self._calls.end(commit=commit)[1:])
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        ended = asyncio.ensure_future(self._end(commit=error is None))
+        try:
+            await asyncio.shield(ended)
+        except BaseException as failure:
+            if isinstance(failure, asyncio.CancelledError) and error is None:
+                raise  # the request is on the way
+            self._calls.rolled_back()
+            if error is None or not isinstance(failure, DisconnectedError):
+                raise
+        if error is not None:
+            self._calls.rolled_back()
 
 
 class SharedEngine:
@@ -660,12 +590,14 @@ class SharedEngine:
             link = await self._connect()
         return await link.request(verb, *values)
 
+    def transaction(self) -> SharedTransaction:
+        """Return a transaction; see :meth:`qindex.aio.engine.Engine.transaction`."""
+        return SharedTransaction(self)
+
     async def queue(self, name: str, **settings: Any) -> SharedQueue:
         """Give the queue of this name; see :meth:`qindex.aio.engine.Engine.queue`."""
         checked_name(name)
-        given = {key: value for key, value in settings.items() if value is not None}
-        unset = [key for key, value in given.items() if isinstance(value, Enum)]
-        values = {key: value for key, value in given.items() if key not in unset}
+        values, unset = calls.settings_of(settings)
         number = (await self._call(wire.OPEN, name, True, values, unset))[0]
         at = self._generation(), number
         known = self._queues.get(name)
@@ -694,18 +626,13 @@ class SharedEngine:
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
+        **options: Unpack[FanOutOptions],
     ) -> list[int]:
         """Publish one message to several queues; gives its seq_id in each, in their order."""
         message = message_of(body, key, headers, properties, time_ns())
-        options = batch_options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
-        names = listed(queues, "queues")
-        seqs: list[int] = (
-            await self._call(wire.PUBLISH_TO, names, message_parts(message), options)
-        )[0]
+        given = calls.options_of(options, FanOutOptions)
+        names, parts = listed(queues, "queues"), calls.message_parts(message)
+        seqs: list[int] = (await self._call(wire.PUBLISH_TO, names, parts, given))[0]
         return seqs
 
     async def findings(self) -> list[Finding]:

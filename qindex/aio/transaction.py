@@ -49,6 +49,7 @@ class Transaction:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Publish a message once the transaction is committed; see
         :meth:`qindex.Transaction.publish`."""
@@ -57,7 +58,7 @@ class Transaction:
         target = queue._queue if isinstance(queue, Queue) else queue
         publish = partial(
             self._plain._publish,
-            *(target, message, ttl, timeout, due, unique, window, until),
+            *(target, message, ttl, timeout, due, unique, window, until, priority),
             waits=False,
         )
         return await with_room(partial(self._helper.finish, publish), timeout)

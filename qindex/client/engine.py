@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from time import monotonic, sleep, time_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from journal.arguments import listed, refuse_pickling
 from journal.errors import ClosedError, DisconnectedError, UsageError
 from journal.fs.files import PathLike, checked_path
 from journal.memory import forks
-from qindex.client.link import Home, result
-from qindex.client.queue import SharedQueue, batch_options, message_parts
+from qindex.client import calls
+from qindex.client.calls import FanOutOptions
+from qindex.client.link import ANY, Home
+from qindex.client.queue import SharedQueue
+from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import Overflow, Unset, checked_name
 from qindex.options import Options
@@ -53,7 +55,7 @@ class SharedEngine:
     @property
     def findings(self) -> list[Finding]:
         """Findings of recovery when the server opened the store, and damage that was met since."""
-        found: list[Finding] = wire.from_plain(self._home.call(None, wire.FINDINGS)[0])
+        found: list[Finding] = wire.from_plain(self._home.call(None, ANY, wire.FINDINGS)[0])
         return found
 
     def queue(
@@ -81,44 +83,37 @@ class SharedEngine:
             "max_priority": max_priority,
         }
         checked_name(name)
+        values, unset = calls.settings_of(given)
         known = self._queues.get(name)
-        if known is not None and not any(one is not None for one in given.values()):
-            return known if self._is_there(known) else self._open(name, {}, [])
-        unset = [key for key, value in given.items() if isinstance(value, Enum)]
-        values = {
-            key: value for key, value in given.items() if value is not None and key not in unset
-        }
-        return self._open(name, values, unset)
+        if known is not None and not values and not unset and self._is_there(known):
+            return known
+        opening = (ANY, wire.OPEN, name, True, values, unset)
+        generation, found = self._home.call_together(None, (opening,))
+        known = self._queues.get(name)
+        at = generation, found[0]
+        if known is None or (known.at[0] == generation and known.at != at):
+            known = self._queues[name] = SharedQueue(self._home, name, at)
+        known.at = at
+        return known
 
     def _is_there(self, queue: SharedQueue) -> bool:
         try:
-            self._home.call(queue, wire.READY)
+            self._home.call(queue, ANY, wire.READY)
         except ClosedError:
             if self._home.is_closed:
                 raise
             return False
         return True
 
-    def _open(self, name: str, settings: dict[str, Any], unset: list[str]) -> SharedQueue:
-        home = self._home
-        with home.borrowed() as link:
-            number = result(link.request(wire.OPEN, name, True, settings, unset))[0]
-            at = (link.generation, number)
-        known = self._queues.get(name)
-        if known is None or (known.at[0] == at[0] and known.at != at):
-            known = self._queues[name] = SharedQueue(home, name, at)
-        known.at = at
-        return known
-
     def queue_names(self) -> list[str]:
         """Give the names of all queues, sorted."""
-        names: list[str] = self._home.call(None, wire.QUEUE_NAMES)[0]
+        names: list[str] = self._home.call(None, ANY, wire.QUEUE_NAMES)[0]
         return names
 
     def delete_queue(self, name: str) -> int:
         """Delete a queue and its messages; returns how many messages it held."""
         checked_name(name)
-        count: int = self._home.call(None, wire.DELETE_QUEUE, name)[0]
+        count: int = self._home.call(None, ANY, wire.DELETE_QUEUE, name)[0]
         self._queues.pop(name, None)
         return count
 
@@ -130,39 +125,40 @@ class SharedEngine:
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
+        **options: Unpack[FanOutOptions],
     ) -> list[int]:
         """Publish one message to several queues; see
         :meth:`qindex.engine.engine.Engine.publish_to`."""
         message = message_of(body, key, headers, properties, time_ns())
-        options = batch_options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
-        names = listed(queues, "queues")
-        seqs: list[int] = self._home.call(
-            None, wire.PUBLISH_TO, names, message_parts(message), options
-        )[0]
+        given = calls.options_of(options, FanOutOptions)
+        names, parts = listed(queues, "queues"), calls.message_parts(message)
+        seqs: list[int] = self._home.call(None, ANY, wire.PUBLISH_TO, names, parts, given)[0]
         return seqs
+
+    def transaction(self) -> SharedTransaction:
+        """Return a transaction; see :meth:`qindex.engine.engine.Engine.transaction`."""
+        return SharedTransaction(self._home, self.queue)
 
     # -- the whole store ------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make all calls that returned before, on all queues, durable against power loss."""
-        self._home.call(None, wire.SYNC)
+        self._home.call(None, ANY, wire.SYNC)
 
     def flush(self) -> None:
         """Bring the journals of all queues into their segment files; durable on return."""
-        self._home.call(None, wire.FLUSH)
+        self._home.call(None, ANY, wire.FLUSH)
 
     def stats(self) -> EngineStats:
         """Give the figures of the store and of the queues that the server has used."""
-        found: EngineStats = wire.from_plain(self._home.call(None, wire.STATS)[0])
+        found: EngineStats = wire.from_plain(self._home.call(None, ANY, wire.STATS)[0])
         return found
 
     def compact(self) -> CompactionReport | None:
         """Give the space of dead messages in the message store back now."""
-        found: CompactionReport | None = wire.from_plain(self._home.call(None, wire.COMPACT)[0])
+        found: CompactionReport | None = wire.from_plain(
+            self._home.call(None, ANY, wire.COMPACT)[0]
+        )
         return found
 
     @property
@@ -186,7 +182,7 @@ class SharedEngine:
             deadline = monotonic() + drain
             while monotonic() < deadline:
                 try:
-                    if not home.call(None, wire.HELD)[0]:
+                    if not home.call(None, ANY, wire.HELD)[0]:
                         break
                 except (DisconnectedError, ClosedError):
                     break

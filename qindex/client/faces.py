@@ -1,4 +1,4 @@
-"""What an engine, and a queue, can do wherever the store is open: in this process, or in a server.
+"""Accept an engine or a queue of either kind: its store is open in this process, or in a server.
 
 >>> def drain(queue: AnyQueue) -> int:
 ...     return sum(1 for delivery in queue.consume(timeout=0) if delivery.ack() is None)
@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from journal.findings import Finding
     from msgstore import CompactionReport
+    from qindex.client.calls import BatchOptions, FanOutOptions, InOptions, PublishOptions
     from qindex.format.message import Body, Message
     from qindex.format.settings import Overflow, QueueSettings, Unset
-    from qindex.format.unique import Until
     from qindex.options import Options
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.stats import EngineStats, QueueStats
@@ -42,35 +40,9 @@ class AnyQueue(Protocol):
     @property
     def settings(self) -> QueueSettings: ...
 
-    def publish(
-        self,
-        body: Body | Message,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        priority: int | None = None,
-    ) -> int: ...
+    def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int: ...
     def publish_many(
-        self,
-        messages: Iterable[Body | Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
+        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
     ) -> range: ...
     def reserve(self, count: int) -> int: ...
     @overload
@@ -81,13 +53,19 @@ class AnyQueue(Protocol):
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None: ...
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]: ...
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch: ...
@@ -117,6 +95,24 @@ class AnyQueue(Protocol):
     def sync(self) -> None: ...
     def stats(self) -> QueueStats: ...
     def __len__(self) -> int: ...
+
+
+class AnyTransaction(Protocol):
+    """A transaction: :class:`qindex.Transaction` or its twin in a shared store."""
+
+    def publish(
+        self,
+        queue: str,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        **options: Unpack[InOptions],
+    ) -> int: ...
+    def ack(self, delivery: Delivery) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
 
 class AnyEngine(Protocol):
@@ -155,11 +151,9 @@ class AnyEngine(Protocol):
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
+        **options: Unpack[FanOutOptions],
     ) -> list[int]: ...
+    def transaction(self) -> AnyTransaction: ...
     def sync(self) -> None: ...
     def flush(self) -> None: ...
     def stats(self) -> EngineStats: ...

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import msgpack
@@ -19,17 +21,16 @@ from journal.errors import (
     LeaseExpiredError,
     UsageError,
 )
-from journal.memory import forks
+from journal.memory import forks, words
 from qindex.options import Options
+from qindex.server import frames, spawn
 from qindex.server import protocol as wire
-from qindex.server import spawn
 
 _READ = 1 << 16
-_FRAME = wire.HEAD.unpack_from
-_unpack = msgpack.unpackb
-_PAGE = forks.PAGE
-"""The stamp of this process, as :func:`forks.stamp` gives it, without a call."""
+_unpack = partial(msgpack.unpackb, strict_map_key=False)
 _TRIES = 5
+ANY = -1
+"""The generation of a request that is about no delivery."""
 
 
 class UnsentError(Exception):
@@ -39,10 +40,21 @@ class UnsentError(Exception):
 class Link:
     """One connection; for one thread at a time. ``generation``: of its session."""
 
-    __slots__ = ("_number", "_poll", "_unread", "frame", "generation", "is_clean", "pushed", "sock")
+    __slots__ = (
+        "_number",
+        "_poll",
+        "_unread",
+        "fd",
+        "frame",
+        "generation",
+        "is_clean",
+        "pushed",
+        "sock",
+    )
 
     def __init__(self, sock: socket.socket, generation: int = 0) -> None:
         self.sock: socket.socket = sock
+        self.fd: int = sock.fileno()
         self.generation: int = generation
         self.frame: wire.Framer = wire.Framer()
         self.pushed: deque[list[Any]] = deque()
@@ -56,13 +68,18 @@ class Link:
 
         Raises :class:`UnsentError`, :class:`DisconnectedError`, :class:`UsageError`.
         """
+        return self.exchange((ANY, *values))
+
+    def exchange(self, request: tuple[Any, ...], queue: int | None = None) -> list[Any]:
+        """Make a request as :meth:`request` does. Its first item, a generation, is left out, and
+        the number of a ``queue`` goes behind the verb."""
         self._number = number = self._number + 1
-        data = self.frame(number, *values)
+        data = frames.frame_of(number, queue, request)
+        if data is None:
+            where = () if queue is None else (queue,)
+            data = self.frame.of((number, request[1], *where, *request[2:]))
         self.is_clean = False
-        try:
-            self.sock.sendall(data)
-        except OSError as error:
-            raise UnsentError from error
+        self.send(data)
         while True:
             found = self.read()
             if found[0] == number:
@@ -78,8 +95,11 @@ class Link:
 
     def send(self, data: bytes) -> None:
         """Send a frame. Raises :class:`UnsentError`."""
+        done = frames.sent(self.fd, data)
+        if done == len(data):
+            return
         try:
-            self.sock.sendall(data)
+            self.sock.sendall(memoryview(data)[max(done, 0) :])
         except OSError as error:
             raise UnsentError from error
 
@@ -88,9 +108,13 @@ class Link:
         unread = self._unread
         try:
             if not unread:
-                data = self.sock.recv(_READ)
-                if len(data) >= 4 and _FRAME(data)[0] == len(data) - 4:
-                    found: list[Any] = _unpack(data[4:], strict_map_key=False)
+                data = frames.received(self.fd, True)
+                if data is None:
+                    data = self.sock.recv(_READ)
+                if len(data) >= 4 and frames.size_of(data, 0) == len(data) - 4:
+                    found: list[Any] | None = frames.values_of(data, 4)
+                    if found is None:
+                        found = _unpack(data[4:])
                     return found
                 if not data:
                     _gone()
@@ -105,7 +129,7 @@ class Link:
         except OSError as error:
             raise DisconnectedError(_GONE, maybe_done=True) from error
         with memoryview(unread) as view:
-            found = msgpack.unpackb(view[4:wanted], strict_map_key=False)
+            found = _unpack(view[4:wanted])
         del unread[:wanted]
         return found
 
@@ -129,6 +153,7 @@ class Link:
 
     def close(self) -> None:
         """Close it. In a forked child, that of the parent stays open."""
+        self.fd = -1
         with contextlib.suppress(OSError):
             self.sock.close()
 
@@ -138,6 +163,24 @@ _GONE = "the server of the store has gone"
 
 def _gone() -> NoReturn:
     raise DisconnectedError(_GONE, maybe_done=True)
+
+
+class Opens:
+    """A queue of the client. ``at``: the session that its number is of, and the number."""
+
+    __slots__ = ("_home", "at", "name")
+
+    def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
+        self._home: Home = home
+        self.name: str = name
+        self.at: tuple[int, int] = at
+
+    def open(self, link: Link) -> tuple[int, int]:
+        """Ask the server of this session for the number. Raises :class:`ClosedError` for a queue
+        that was deleted."""
+        number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
+        self.at = at = (link.generation, number)
+        return at
 
 
 class Home:
@@ -171,7 +214,7 @@ class Home:
     def take(self) -> Link:
         """Return a connection that no other thread uses. Raises :class:`ClosedError`, and what
         starting a server raises."""
-        if (forks.stamp() if _PAGE is None else _PAGE[0]) != self._stamp:
+        if words.kept_stamp() != self._stamp:
             self.leave_parent()
         if self.is_closed:
             raise ClosedError(f"{self.directory}: the engine is closed")
@@ -235,7 +278,10 @@ class Home:
             if link is not None:
                 return link
             self._forget()
-        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+        raise DisconnectedError(
+            f"{self.directory}: its server closes the connection: it does not let user "
+            f"{os.geteuid()} in, or it ends as soon as it begins (see its log)"
+        )
 
     def _greet(self, session: bytes | None) -> Link | None:
         """Connect and say hello; ``None`` where the server ended meanwhile."""
@@ -261,80 +307,89 @@ class Home:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def call(
-        self, queue: Opens | None, verb: int, *values: Any, generation: int | None = None
-    ) -> list[Any]:
-        """Make a request, again where no server got it. Return what the reply has.
+    def call(self, queue: Opens | None, *request: Any) -> list[Any]:
+        """Make a request; see :meth:`make`."""
+        return self.make(queue, request)
 
-        ``generation``: of the session that holds what the request is about. Raises what the server
-        raises, :class:`DisconnectedError`, :class:`LeaseExpiredError` where that has ended.
+    def make(self, queue: Opens | None, request: tuple[Any, ...]) -> list[Any]:
+        """Make a request, again where no server got it. Return the values of its reply.
+
+        Args:
+            queue: The queue whose number goes behind the verb (:class:`Opens`), or None.
+            request: The session that holds what it is about, or :data:`ANY`; the verb; and the
+                other arguments.
+
+        Raises:
+            DisconnectedError: The server has gone in the middle of the call.
+            LeaseExpiredError: The session that is named has ended.
+            StoreError: What the server has raised.
         """
-        for _ in range(_TRIES):
-            link = self.take()
-            try:
-                if queue is None:
-                    reply = link.request(verb, *values)
-                elif generation is None and queue.at[0] == link.generation:
-                    reply = link.request(verb, queue.at[1], *values)
-                else:
-                    if generation is not None and generation != link.generation:
-                        raise went_back()
-                    at = queue.at
-                    if at[0] != link.generation:
-                        at = queue.open(link)
-                    reply = link.request(verb, at[1], *values)
-            except UnsentError:
-                self.lost(link)
-                continue
-            except DisconnectedError:
-                self.lost(link)
-                raise
-            except BaseException:
-                if link.is_clean:
-                    self.give(link)
-                else:
-                    link.drop()
-                raise
-            if link.generation == self.generation and not self.is_closed:
-                self._idle.append(link)
-            else:
-                link.close()
-            if not reply[1]:
-                return reply[2:]
-            raise wire.error_of(*reply[2:5])
-        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
-
-    @contextlib.contextmanager
-    def borrowed(self, queue: Opens | None = None) -> Iterator[Link]:
-        """Lend a connection for several requests. Raises as :meth:`call`."""
-        for _ in range(_TRIES):
-            link = self.take()
-            try:
-                if queue is not None and queue.at[0] != link.generation:
-                    queue.open(link)
-                elif queue is None:
-                    result(link.request(wire.HELD))  # the server is there
-            except UnsentError:
-                self.lost(link)
-                continue
-            break
-        else:
-            raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+        # The common case by itself: the queue is open, on a connection that is there.
+        link = self.take()
+        generation = request[0]
+        if (
+            queue is None
+            or queue.at[0] != link.generation
+            or (generation != ANY and generation != link.generation)
+        ):
+            self.give(link)
+            return self.call_together(queue, (request,))[1]
         try:
-            yield link
-        except UnsentError as error:
+            reply = link.exchange(request, queue.at[1])
+        except UnsentError:
             self.lost(link)
-            raise DisconnectedError(_GONE, maybe_done=False) from error
-        except DisconnectedError:
-            self.lost(link)
-            raise
-        except BaseException:
-            if link.is_clean:
-                self.give(link)
-            else:
-                link.drop()
+            return self.call_together(queue, (request,))[1]
+        except BaseException as error:
+            self._give_up(link, error)
             raise
         self.give(link)
+        if reply[1]:
+            raise wire.error_of(*reply[2:5])
+        return reply[2:]
+
+    def _give_up(self, link: Link, error: BaseException) -> None:
+        """Close a connection after an error, unless its replies have all been read."""
+        if isinstance(error, DisconnectedError) and not link.is_clean:
+            self.lost(link)
+        elif link.is_clean:
+            self.give(link)
+        else:
+            link.drop()
+
+    def call_together(
+        self, queue: Opens | None, requests: Sequence[tuple[Any, ...]]
+    ) -> tuple[int, list[Any]]:
+        """Make requests on one connection, with no other between them; see :meth:`make`. Return the
+        session that they were made in, and the values of the last reply."""
+        generation = requests[0][0]
+        for _ in range(_TRIES):
+            link = self.take()
+            made = False
+            reply: list[Any] = []
+            try:
+                if generation != ANY and generation != link.generation:
+                    raise went_back()
+                if queue is not None and queue.at[0] != link.generation:
+                    queue.open(link)
+                for request in requests:
+                    number = None
+                    if queue is not None and request[1] != wire.PART_OF_BATCH:
+                        number = queue.at[1]
+                    reply = link.exchange(request, number)
+                    if reply[1]:
+                        raise wire.error_of(*reply[2:5])
+                    made = True
+            except UnsentError as error:
+                self.lost(link)
+                if made:
+                    raise DisconnectedError(_GONE, maybe_done=False) from error
+                continue
+            except BaseException as error:
+                self._give_up(link, error)
+                raise
+            self.give(link)
+            return link.generation, reply[2:]
+        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
 
     def close(self) -> None:
         """Say good-bye: what this session holds goes back, as if it had not been delivered."""
@@ -350,15 +405,6 @@ class Home:
             self.is_closed = True
             with self._lock:
                 self._forget()
-
-
-class Opens:
-    """What a queue of the client is to :class:`Home`: ``at``: the session that its number is of,
-    and the number."""
-
-    __slots__ = ()
-    at: tuple[int, int]
-    open: Callable[[Link], tuple[int, int]]
 
 
 def result(reply: list[Any]) -> list[Any]:

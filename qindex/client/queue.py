@@ -2,110 +2,89 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 import threading
 import weakref
-from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
-from time import monotonic
-from typing import Any, NoReturn, cast, overload
+from functools import partial
+from typing import Any, NoReturn, Unpack, cast, overload
 
 from journal.arguments import refuse_pickling
-from journal.errors import (
-    ClosedError,
-    DisconnectedError,
-    DuplicateError,
-    LeaseExpiredError,
-    StoreError,
-    UsageError,
+from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
+from qindex.client import calls
+from qindex.client.calls import (
+    Ahead,
+    BatchOptions,
+    Owner,
+    PublishOptions,
+    Request,
+    begin,
+    owner_of,
+    received,
+    run,
+    seconds_to_wait,
 )
-from qindex.client.link import Home, Link, Opens, UnsentError, result, went_back
-from qindex.format.message import Body, Message, as_bytes, refuse_parts
+from qindex.client.link import ANY, Home, Link, Opens, UnsentError, result, went_back
+from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until
-from qindex.queue.delivery import (
-    DELIVERED,
-    LOOKED_AT,
-    Batch,
-    BatchDelivery,
-    Delivery,
-    Refusing,
-    Settles,
-    lease_expired,
-    no_delivery,
-)
+from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
 
-_log = logging.getLogger("qindex.queue")
-
-_LONG_HELD = 5.0
-_LONGEST_WAIT = 1e8
+_PUBLISH, _GET, _ACK = wire.PUBLISH, wire.GET, wire.ACK
 
 
-class Parts:
-    """What a message has beside its body: as :class:`qindex.format.entries.Entry` to a delivery."""
+class SharedOwner(Owner):
+    """An owner whose deliveries settle themselves. ``consumer``: the one that they were sent to,
+    which ends with its loop, even if the program keeps some of its messages."""
 
-    __slots__ = ("expiry", "message")
-
-    def __init__(self, message: Message, expiry: int) -> None:
-        self.message: Message = message
-        self.expiry: int = expiry
-
-
-def delivery_extra(body: bytes, value: Any) -> Any:
-    """Return what a delivery has beside its body, of what the server sent."""
-    if type(value) is int:
-        return value
-    stamp, key, headers, properties, expiry = value
-    return Parts(Message(body, key, headers, properties, stamp), expiry or 0)
-
-
-class Owner:
-    """Settles deliveries of one session, or the messages of one batch.
-
-    ``is_leased``: the server is asked whether they came back. ``consumer``: that they are of.
-    """
-
-    __slots__ = ("consumer", "generation", "is_all_done", "is_leased", "name", "queue", "settled")
+    __slots__ = ("consumer",)
 
     def __init__(
         self,
         queue: SharedQueue,
         generation: int,
+        lease: float | None = None,
         *,
-        is_leased: bool,
-        consumer: SharedConsumer | None = None,
+        ahead: Ahead | None = None,
+        is_batch: bool = False,
+        consumer: weakref.ref[SharedConsumer] | None = None,
     ) -> None:
-        self.queue: SharedQueue = queue
-        self.name: str = queue.name
-        self.generation: int = generation
-        self.is_leased: bool = is_leased
-        # It ends as its loop does, though the program has some of its messages still.
-        self.consumer: weakref.ref[SharedConsumer] | None = (
-            None if consumer is None else weakref.ref(consumer)
-        )
-        self.settled: set[int] = set()
-        self.is_all_done: bool = False
+        super().__init__(queue, generation, lease, ahead=ahead, is_batch=is_batch)
+        self.consumer: weakref.ref[SharedConsumer] | None = consumer
+
+    def make(self, request: Request) -> list[Any]:
+        """Make a request about a delivery."""
+        if self.consumer is not None and len(request) == 4:
+            its_consumer = self.consumer()
+            found = None if its_consumer is None else its_consumer.make(request)
+            if found is not None:
+                return found
+        return self.home.make(cast("SharedQueue", self.queue), request)
+
+    def settle(self, delivery: Delivery, verb: int, values: Request = ()) -> list[Any]:
+        """Settle a delivery, and return the values of the reply."""
+        request = begin(self, delivery, verb, values)
+        try:
+            return self.make(request)
+        except BaseException as error:
+            calls.failed(self, delivery, error)
+            raise
 
     def ack(self, delivery: Delivery, /) -> None:
         """Acknowledge it."""
-        self.settle(wire.ACK, delivery)
+        self.settle(delivery, _ACK)
 
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
         """Give it back, to be delivered again."""
-        more = () if delay is None and count else (delay, count)
-        self.settle(wire.NACK, delivery, *more)
+        self.settle(delivery, wire.NACK, calls.nack_values(delay, count))
 
     def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
         """Refuse it for good."""
-        self.settle(wire.REJECT, delivery, *(() if reason is None else (reason,)))
+        self.settle(delivery, wire.REJECT, () if reason is None else (reason,))
 
     def move(
         self,
@@ -116,86 +95,38 @@ class Owner:
         /,
     ) -> None:
         """Put it into another queue."""
-        if headers is not None:
-            headers = wire.table(headers, "headers") or {}
-        self.settle(wire.MOVE, delivery, queue, headers, delay)
+        self.settle(delivery, wire.MOVE, calls.move_values(queue, headers, delay))
 
     def extend_lease(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
-        tag = cast("BatchDelivery", delivery).taken
-        self.call(wire.EXTEND_LEASE, tag, delivery.seq_id, seconds)
-
-    def settle(self, verb: int, delivery: Delivery, *more: Any) -> None:
-        """Settle a delivery that is not settled yet. Raises as the engine does."""
-        seq = delivery.seq_id
-        if self.is_all_done or seq in self.settled:
-            raise UsageError(f"delivery of seq_id {seq} is settled already")
-        tag = cast("BatchDelivery", delivery).taken
-        try:
-            consumer = None if self.consumer is None else self.consumer()
-            if consumer is None or more or not consumer.settle(self, verb, tag, seq):
-                self.call(verb, tag, seq, *more)
-        except LeaseExpiredError:
-            self._done(delivery)
-            delivery._queue = LAPSED
-            raise
-        self._done(delivery)
-        delivery._queue = None
-
-    def _done(self, delivery: Delivery) -> None:
-        if self.consumer is not None:
-            consumer = self.consumer()
-            if consumer is not None:
-                consumer.settled()
-        elif isinstance(delivery._queue, Owner) and self.settled is not _NONE:
-            self.settled.add(delivery.seq_id)
-
-    def call(self, verb: int, *values: Any) -> list[Any]:
-        """Make a request about a delivery."""
-        queue = self.queue
-        return queue._home.call(queue, verb, *values, generation=self.generation)
+        self.make(calls.lease_request(self, delivery, seconds))
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Take back those that are not settled, as if they had not been delivered."""
-        pairs = [(cast("BatchDelivery", one).taken, one.seq_id) for one in deliveries]
-        home = self.queue._home
-        if self.generation == home.generation:
-            home.call(None, wire.TAKE_BACK, pairs)
-        for one in deliveries:
-            self._done(one)
-            one._queue = None
+        pairs = self.marked_back(deliveries)
+        if pairs:
+            self.home.call(None, ANY, wire.TAKE_BACK, pairs)
 
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
-        """Tell whether an entry is still with this consumer."""
-        if self.is_all_done or seq_id in self.settled:
-            return False
-        if self.generation != self.queue._home.generation:
-            return False
-        return not self.is_leased or bool(self._ask(seq_id, taken)[0])
+        """Return whether an entry is still with this consumer. The server knows about leases."""
+        return self._ask(seq_id, taken)[0]
 
     def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
-        """Tell whether the message has gone back, as its lease has run out or its session ended."""
-        if self.is_all_done or seq_id in self.settled:
-            return False
-        if self.generation != self.queue._home.generation:
-            return True
-        return self.is_leased and bool(self._ask(seq_id, taken)[1])
+        """Return whether the message went back unsettled: its lease or its session ended."""
+        return self._ask(seq_id, taken)[1]
 
-    def _ask(self, seq_id: int, taken: int | None) -> list[Any]:
-        try:
-            return self.call(wire.IS_OUT, taken, seq_id)
-        except (DisconnectedError, LeaseExpiredError):
-            return [False, True]
-
-
-_NONE: set[int] = set()
-LAPSED = Refusing(lease_expired)
-
-
-def seconds_to_wait(timeout: float | None) -> float | None:
-    """Return a time to wait as the server takes it. Raises :class:`UsageError`."""
-    deadline_after(timeout)
-    return None if timeout is None or timeout > _LONGEST_WAIT else timeout
+    def _ask(self, seq_id: int, taken: int | None) -> tuple[bool, bool]:
+        """Return whether it is outstanding, and whether it went back unsettled."""
+        if self.settled is not None and seq_id in self.settled:
+            return False, False
+        if self.generation == self.home.generation:
+            if self.ends is None:
+                return True, False
+            with suppress(DisconnectedError, LeaseExpiredError):
+                request = (self.generation, wire.IS_OUT, taken, seq_id)
+                is_out, has_lapsed = self.make(request)
+                return is_out, has_lapsed
+        return False, True
 
 
 class SharedQueue(Opens):
@@ -208,160 +139,49 @@ class SharedQueue(Opens):
     raise :class:`~journal.errors.LeaseExpiredError` when they are settled.
     """
 
-    __slots__ = ("__weakref__", "_home", "_owner", "at", "name")
+    __slots__ = ("__weakref__", "_call", "_make", "_owner")
 
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
-        self._home = home
-        self.name: str = name
-        self.at: tuple[int, int] = at
-        self._owner = self._new_owner(at[0])
+        super().__init__(home, name, at)
+        self._call: Callable[..., list[Any]] = partial(home.call, self)
+        self._make: Callable[[Request], list[Any]] = partial(home.make, self)
+        self._owner = SharedOwner(self, at[0])
 
-    def _new_owner(self, generation: int) -> Owner:
-        owner = Owner(self, generation, is_leased=False)
-        owner.settled = _NONE
-        return owner
-
-    def open(self, link: Link) -> tuple[int, int]:
-        """Ask the server of this session for the queue's number. Raises :class:`ClosedError` for a
-        queue that was deleted."""
-        number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
-        self.at = at = (link.generation, number)
-        return at
+    def _own(
+        self, queue: SharedQueue, generation: int, lease: float | None, **more: Any
+    ) -> SharedOwner:
+        """Return an owner; single deliveries without a lease share one."""
+        if lease is not None or more:
+            return SharedOwner(queue, generation, lease, **more)
+        if self._owner.generation != generation:
+            self._owner = SharedOwner(self, generation)
+        return self._owner
 
     @property
     def settings(self) -> QueueSettings:
         """The queue's settings, as they are now."""
-        found: QueueSettings = wire.from_plain(self._home.call(self, wire.SETTINGS)[0])
+        found: QueueSettings = wire.from_plain(self._call(ANY, wire.SETTINGS)[0])
         return found
 
     # -- publishing -----------------------------------------------------------------------------
 
-    def publish(
-        self,
-        body: Body | Message,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        priority: int | None = None,
-    ) -> int:
+    def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int:
         """Append a message; see :meth:`qindex.queue.queue.Queue.publish`."""
-        seq: int
-        if (
-            type(body) is bytes
-            and key is None
-            and headers is None
-            and properties is None
-            and ttl is None
-            and delay is None
-            and at is None
-            and unique is None
-            and priority is None
-            and persistent is True
-            and confirm is False
-            and timeout is None
-        ):
-            seq = self._home.call(self, wire.PUBLISH, body)[0]
+        if not options and type(body) is bytes:
+            seq: int = self._home.make(self, (ANY, _PUBLISH, body))[0]
             return seq
-        options = batch_options(
-            ttl=ttl,
-            persistent=persistent,
-            confirm=confirm,
-            timeout=timeout,
-            delay=delay,
-            at=at,
-            priority=priority,
-        )
-        options |= unique_options(unique, window, until)
-        if isinstance(body, Message):
-            refuse_parts(key, headers, properties)
-            if unique is not None:
-                body, key, headers, properties, _ = message_parts(body)
-        if isinstance(body, Message):
-            batch = [message_parts(body)]
-            seq = self._home.call(self, wire.PUBLISH_MANY, batch, options)[0]
-            return seq
-        body = as_bytes(body)
-        options |= publish_options(key, headers, properties)
-        try:
-            seq = self._home.call(self, wire.PUBLISH_WITH, body, options)[0]
-        except DisconnectedError as error:
-            if window is None or not error.maybe_done:
-                raise
-            # The window outlives the message, so a second try can't publish a second one.
-            try:
-                seq = self._home.call(self, wire.PUBLISH_WITH, body, options)[0]
-            except DuplicateError as first:
-                seq = first.seq_id
-        return seq
+        return run(calls.publish(body, options), self._make)
 
     def publish_many(
-        self,
-        messages: Iterable[Body | Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
+        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
     ) -> range:
         """Append a batch; see :meth:`qindex.queue.queue.Queue.publish_many`."""
-        batch: list[Any] = []
-        size = 0
-        for number, one in enumerate(messages):
-            if type(one) is bytes:
-                batch.append(one)
-                size += len(one)
-                continue
-            try:
-                batch.append(message_parts(one) if isinstance(one, Message) else as_bytes(one))
-            except UsageError as error:
-                raise UsageError(f"message {number} of the batch: {error}") from error
-            size += len(one.body if isinstance(one, Message) else one)
-        options = batch_options(
-            ttl=ttl,
-            persistent=persistent,
-            confirm=confirm,
-            timeout=timeout,
-            delay=delay,
-            at=at,
-            priority=priority,
-        )
-        if size <= wire.PART:
-            start, stop = self._home.call(self, wire.PUBLISH_MANY, batch, options)
-        else:
-            start, stop = self._in_parts(batch, options)
-        return range(start, stop)
-
-    def _in_parts(self, batch: list[Any], options: dict[str, Any]) -> list[Any]:
-        """Publish a large batch, as one, in several frames."""
-        home = self._home
-        part: list[Any] = []
-        size = 0
-        with home.borrowed(self) as link:
-            for one in batch:
-                part.append(one)
-                size += len(one) if type(one) is bytes else len(one[0])
-                if size > wire.PART:
-                    result(link.request(wire.PART_OF_BATCH, part))
-                    part, size = [], 0
-            return result(link.request(wire.PUBLISH_MANY, self.at[1], part, options))
+        requests = calls.batch_requests(messages, options)
+        return range(*self._home.call_together(self, requests)[1])
 
     def reserve(self, count: int) -> int:
         """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
-        first: int = self._home.call(self, wire.RESERVE, count)[0]
-        return first
+        return int(self._call(ANY, wire.RESERVE, count)[0])
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -373,90 +193,61 @@ class SharedQueue(Opens):
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.queue.queue.Queue.get`.
 
         ``ack``: a delivery of this queue that is acknowledged first, in the same request.
         """
+        return self._get(timeout, lease, ack, seq_id)
+
+    def _get(
+        self,
+        timeout: float | None,
+        lease: float | None,
+        ack: Delivery | None,
+        seq_id: int | None,
+    ) -> Delivery | None:
         home = self._home
         if home.is_draining:
-            self._refuse_delivery()
-        seconds = timeout if timeout is None or timeout == 0 else seconds_to_wait(timeout)
-        if ack is None:
-            values = home.call(self, wire.GET, seconds, lease)
+            self._check_delivery()
+        seconds = None if timeout is None else seconds_to_wait(timeout)
+        if seq_id is not None:
+            if ack is not None:
+                self._owner_of(ack).ack(ack)
+            values = home.make(self, (ANY, wire.GET_ONE, seq_id, lease))
+        elif ack is None:
+            values = home.make(self, (ANY, _GET, seconds, lease))
         else:
-            values = self._ack_and_get(ack, seconds, lease)
+            its_owner = self._owner_of(ack)
+            if its_owner.ahead is None:
+                values = its_owner.settle(ack, _GET, (seconds, lease))
+            else:
+                its_owner.ack(ack)  # the consumer that was sent it has a connection of its own
+                values = home.make(self, (ANY, _GET, seconds, lease))
         if not values:
             return None
-        return self._made(values, lease)
-
-    def _ack_and_get(self, ack: Delivery, seconds: float | None, lease: float | None) -> list[Any]:
-        owner = self._owner_of(ack)
-        if owner.consumer is not None or owner.is_all_done or ack.seq_id in owner.settled:
-            owner.ack(ack)
-            return self._home.call(self, wire.GET, seconds, lease)
-        tag = cast("BatchDelivery", ack).taken
-        try:
-            values = owner.call(wire.GET, seconds, lease, tag, ack.seq_id)
-        except LeaseExpiredError:
-            ack._queue = LAPSED
-            raise
-        owner._done(ack)
-        ack._queue = None
-        return values
-
-    def _made(self, values: list[Any], lease: float | None) -> Delivery:
-        generation = self.at[0]
         owner = self._owner
-        if lease is not None:
-            owner = Owner(self, generation, is_leased=True)
-        elif owner.generation != generation:
-            owner = self._owner = self._new_owner(generation)
-        made = BatchDelivery()
-        made._queue = owner
-        made.taken, made.seq_id, body, made.redelivered, made._count, extra = values
-        made.body = body
-        made._extra = delivery_extra(body, extra)
-        return made
+        if lease is not None or owner.generation != self.at[0]:
+            owner = self._own(self, self.at[0], lease)
+        return received(owner, values)
 
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
         """Take up to ``max_messages`` at once; see :meth:`qindex.queue.queue.Queue.get_many`."""
-        if not isinstance(max_messages, int) or max_messages < 1:
-            raise UsageError(f"max_messages must be at least 1, not {max_messages!r}")
-        home = self._home
-        if home.is_draining:
-            self._refuse_delivery()
-        values = home.call(self, wire.GET_MANY, max_messages, seconds_to_wait(timeout), lease)
-        owner = Owner(self, self.at[0], is_leased=lease is not None)
-        if not values:
-            return Batch(owner, 0)
-        tag, more = values[0], values[1]
-        batch = Batch(owner, tag)
-        extend_batch(batch, *values[2:])
-        parts = [batch]
-        left = max_messages - len(batch)
-        while more and left > 0:
-            # Large messages come in several frames.
-            try:
-                values = home.call(self, wire.GET_MANY, left, 0, lease, generation=owner.generation)
-            except StoreError:
-                break  # damage: the next call meets it; or the server has gone, and so has this
-            if not values:
-                break
-            more = values[1]
-            part = Batch(owner, values[0])
-            extend_batch(part, *values[2:])
-            parts.append(part)
-            left -= len(part)
-        return batch if len(parts) == 1 else _Parted(owner, parts)
+        self._check_delivery()
+        return run(calls.get_many(self, max_messages, timeout, lease, self._own), self._make)
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
@@ -466,45 +257,24 @@ class SharedQueue(Opens):
         The server sends up to ``prefetch`` messages ahead. Those that the loop was not given go
         back as it ends, and do not count as delivered.
         """
-        if not isinstance(prefetch, int) or prefetch < 1:
-            raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        seconds_to_wait(timeout)
         return SharedConsumer(self, prefetch, timeout, lease)
 
     def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
-        if not isinstance(max_messages, int) or max_messages < 0:
-            raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
-        batch = Batch(cast("Settles", LOOKED_AT), 0)
-        extend_batch(batch, *self._home.call(self, wire.PEEK, max_messages))
-        return list(batch)
+        return list(run(calls.peek(max_messages), self._make))
 
-    def _refuse_delivery(self) -> NoReturn:
-        raise ClosedError(f"{self._home.directory}: the engine is closing")
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        return list(run(calls.find(key, max_messages), self._make))
+
+    def _check_delivery(self) -> None:
+        if self._home.is_draining:
+            raise ClosedError(f"{self._home.directory}: the engine is closing")
 
     # -- settling -------------------------------------------------------------------------------
 
-    def _owner_of(self, delivery: Delivery) -> Owner:
-        """Return what settles a delivery of this queue. Raises :class:`UsageError`."""
-        try:
-            owner = delivery._queue
-        except AttributeError:
-            raise no_delivery(delivery) from None
-        if isinstance(owner, Owner) and owner.queue._home is self._home:
-            if owner.queue is self or owner.name == self.name:
-                return owner
-            raise UsageError(
-                f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
-                f"not to {self.name!r}"
-            )
-        if isinstance(owner, Refusing):
-            raise owner.why(delivery.seq_id)
-        if owner is None:
-            raise UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
-        raise UsageError(
-            f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r} of another "
-            f"engine, not to {self.name!r}"
-        )
+    def _owner_of(self, delivery: Delivery) -> SharedOwner:
+        return cast("SharedOwner", owner_of(self, delivery))
 
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
@@ -512,40 +282,12 @@ class SharedQueue(Opens):
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
-        if type(deliveries) is Batch and isinstance(deliveries._queue, Owner):
-            owner = deliveries._queue
-            if len(deliveries) and not owner.settled and not owner.is_all_done:
-                owner.call(wire.ACK_MANY, [deliveries._taken], deliveries.seq_ids)
-                owner.settled.update(deliveries.seq_ids)
-                return
-        listed = deliveries if isinstance(deliveries, list) else list(deliveries)
-        tags: list[int] = []
-        owners: list[Owner] = []
-        for at, one in enumerate(listed):
-            if not isinstance(one, Delivery):
-                raise no_delivery(one, at, len(listed))
-            owner = self._owner_of(one)
-            if owner.is_all_done or one.seq_id in owner.settled:
-                raise UsageError(f"delivery of seq_id {one.seq_id} is settled already")
-            owners.append(owner)
-            tags.append(cast("BatchDelivery", one).taken)
-        if not listed:
-            return
-        if any(owner.generation != owners[0].generation for owner in owners):
-            raise went_back()
-        seqs = [one.seq_id for one in listed]
-        owners[0].call(wire.ACK_MANY, tags, seqs)
-        for owner, one in zip(owners, listed, strict=True):
-            owner._done(one)
-            one._queue = None
+        run(calls.ack_many(self, deliveries), self._make)
 
     def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries, of all processes, with a seq_id up to this one;
         gives their number."""
-        if not isinstance(seq_id, int) or isinstance(seq_id, bool):
-            raise UsageError(f"a seq_id is an int, not {seq_id!r}")
-        count: int = self._home.call(self, wire.ACK_UP_TO, seq_id)[0]
-        return count
+        return int(self._call(ANY, wire.ACK_UP_TO, seq_id)[0])
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
         """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
@@ -554,8 +296,7 @@ class SharedQueue(Opens):
     def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered; see
         :meth:`qindex.queue.queue.Queue.cancel`."""
-        dropped: bool = self._home.call(self, wire.CANCEL_MESSAGE, seq_id)[0]
-        return dropped
+        return bool(self._call(ANY, wire.CANCEL_MESSAGE, seq_id)[0])
 
     def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`."""
@@ -580,26 +321,24 @@ class SharedQueue(Opens):
 
     def purge(self) -> int:
         """Drop all ready messages; gives their number. Those with consumers stay theirs."""
-        count: int = self._home.call(self, wire.PURGE)[0]
-        return count
+        return int(self._call(ANY, wire.PURGE)[0])
 
     def flush(self) -> None:
         """Bring the journal into the segment files and empty it; durable on return."""
-        self._home.call(self, wire.QUEUE_FLUSH)
+        self._call(ANY, wire.QUEUE_FLUSH)
 
     def sync(self) -> None:
         """Make all that returned before durable against power loss."""
-        self._home.call(self, wire.QUEUE_SYNC)
+        self._call(ANY, wire.QUEUE_SYNC)
 
     def stats(self) -> QueueStats:
         """Give the queue's figures at this moment."""
-        found: QueueStats = wire.from_plain(self._home.call(self, wire.QUEUE_STATS)[0])
+        found: QueueStats = wire.from_plain(self._call(ANY, wire.QUEUE_STATS)[0])
         return found
 
     def __len__(self) -> int:
         """Messages that are ready: waiting, not with a consumer."""
-        count: int = self._home.call(self, wire.READY)[0]
-        return count
+        return int(self._call(ANY, wire.READY)[0])
 
     def __bool__(self) -> bool:
         """A queue is true, empty or not."""
@@ -612,23 +351,19 @@ class SharedQueue(Opens):
         return f"<SharedQueue {self.name!r} of {self._home.directory!r}>"
 
 
-class SharedConsumer(Iterator[Delivery]):
+class SharedConsumer:
     """The iterator of :meth:`SharedQueue.consume`. ``stopped``: it gives no more messages."""
 
     def __init__(
         self, queue: SharedQueue, prefetch: int, timeout: float | None, lease: float | None
     ) -> None:
-        self._queue = queue
-        self._prefetch = prefetch
-        self._timeout = timeout
-        self._lease = lease
-        self.stopped: bool = False
         self._link: Link | None = None
+        self._queue: SharedQueue = queue
+        self._ahead: Ahead = Ahead(queue, prefetch, lease)
+        seconds_to_wait(timeout)
+        self._timeout = timeout
+        self.stopped: bool = False
         self._busy = threading.Lock()
-        self._owner: Owner | None = None
-        self._ready: deque[BatchDelivery] = deque()
-        self._last_tag = 0
-        self._unsettled = 0
         self._is_waiting = False
 
     def stop(self) -> None:
@@ -642,9 +377,12 @@ class SharedConsumer(Iterator[Delivery]):
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RD)
 
+    def __iter__(self) -> SharedConsumer:
+        return self
+
     def __next__(self) -> Delivery:
-        if self._ready and not self.stopped:
-            return self._hand_out()
+        if self._ahead.ready and not self.stopped:
+            return self._ahead.hand_out()
         deadline = deadline_after(self._timeout)
         home = self._queue._home
         for _ in range(5):
@@ -652,9 +390,9 @@ class SharedConsumer(Iterator[Delivery]):
                 self.stopped = True
             if self.stopped:
                 break
-            if self._link is None:
-                self._begin()
             try:
+                if self._link is None:
+                    self._begin()
                 found = self._await_one(deadline)
             except UnsentError:
                 self._lose()
@@ -664,41 +402,32 @@ class SharedConsumer(Iterator[Delivery]):
                     break
                 self._lose()
                 raise
-            if not found:
+            if not found or self.stopped:
                 break
-            return self._hand_out()
+            return self._ahead.hand_out()
         else:
             raise DisconnectedError(f"{home.directory}: servers end as soon as they begin")
         self._end()
         raise StopIteration
 
-    def _hand_out(self) -> Delivery:
-        delivery = self._ready.popleft()
-        self._last_tag = delivery.taken
-        self._unsettled += 1
-        return delivery
-
     def _begin(self) -> None:
         """Ask the server for messages, on a connection of its own."""
         queue, home = self._queue, self._queue._home
-        home.call(queue, wire.READY)  # finds a server, and the queue
+        self._ahead = ahead = Ahead(queue, self._ahead.prefetch, self._ahead.lease)
+        ahead.owner = partial(SharedOwner, consumer=weakref.ref(self))
+        home.call(queue, ANY, wire.READY)  # finds a server, and the queue
         link = home.take()
         try:
             at = queue.at if queue.at[0] == link.generation else queue.open(link)
-            result(link.request(wire.CONSUME, at[1], self._prefetch, self._lease))
+            result(link.request(wire.CONSUME, at[1], ahead.prefetch, ahead.lease))
         except BaseException:
             link.close()
             raise
-        self._owner = Owner(
-            queue, link.generation, is_leased=self._lease is not None, consumer=self
-        )
-        self._unsettled = 0
-        self._last_tag = 0
         self._link = link
 
     def _lose(self) -> None:
         link, self._link = self._link, None
-        self._ready.clear()
+        self._ahead.ready.clear()
         if link is not None:
             self._queue._home.lost(link)
 
@@ -706,82 +435,37 @@ class SharedConsumer(Iterator[Delivery]):
         """Wait for a message; false when the time is up, or it was stopped."""
         link = self._link
         assert link is not None
-        with self._busy:
-            if link.pushed:
-                self._take_in(link)
-            if self._ready:
-                return True
-            if self._lease is not None or 2 * self._unsettled > self._prefetch:
-                link.tell(wire.WANT, False, self._last_tag)
-            warned = False
-            warn_at = monotonic() + _LONG_HELD
-            while not self._ready:
-                seconds = None if deadline is None else deadline - monotonic()
-                is_full = self._unsettled >= self._prefetch
-                if is_full:
-                    # As long as it takes: another thread settles one, or a lease runs out.
-                    seconds = min(_LONG_HELD, self._lease or _LONG_HELD)
-                self._is_waiting = True
-                try:
-                    if self.stopped:
-                        return False
-                    if not link.wait(seconds):
-                        if not is_full:
-                            # Those that came just now are before the reply.
-                            link.request(wire.WANT, True, self._last_tag)
-                            self._take_in(link)
-                            return bool(self._ready)
-                        if not warned and monotonic() >= warn_at:
-                            warned = True
-                            what = (
-                                "queue %r: consume waits: all %d messages of its prefetch are "
-                                "unacknowledged"
-                            )
-                            _log.warning(what, self._queue.name, self._unsettled)
-                        link.tell(wire.WANT, False, self._last_tag)
-                        continue
-                    found = link.read()
-                finally:
-                    self._is_waiting = False
+
+        def make(request: Request) -> Any:
+            if len(request) > 1:
+                return result(link.exchange(request))
+            self._is_waiting = True
+            try:
                 if self.stopped:
+                    raise DisconnectedError("the consumer was stopped")
+                if not link.wait(request[0]):
                     return False
-                link.pushed.append(found)
-                self._take_in(link)
-        return True
+                found = link.read()
+            finally:
+                self._is_waiting = False
+            link.pushed.append(found)
+            return True
 
-    def _take_in(self, link: Link) -> None:
-        owner = self._owner
-        while link.pushed:
-            found = link.pushed.popleft()
-            if found[1] == wire.ERROR:
-                link.tell(wire.WANT, False, self._last_tag)
-                raise wire.error_of(*found[2:5])
-            tag, seqs, bodies, states, extras, counts = found[2:]
-            for seq, body, state, extra in zip(seqs, bodies, states, extras, strict=True):
-                made = BatchDelivery()
-                made._queue = owner
-                made.taken = tag
-                made.seq_id = seq
-                made.body = body
-                made.redelivered = state == DELIVERED
-                made._extra = delivery_extra(body, extra)
-                if counts and seq in counts:
-                    made._count = counts[seq]
-                tag += 1
-                self._ready.append(made)
+        with self._busy:
+            return run(self._ahead.await_one(link, link.generation, deadline), make)
 
-    def settle(self, owner: Owner, verb: int, tag: int, seq: int) -> bool:
+    def make(self, request: Request) -> list[Any] | None:
         """Settle a delivery through the connection of the consumer, where no other thread waits
-        there: the reply brings the next messages. False: it is to be done elsewhere."""
+        there: the reply brings the next messages. None: it is to be done elsewhere."""
         link = self._link
-        if link is None or owner.generation != link.generation or not link.is_clean:
-            return False
-        if not self._busy.acquire(blocking=False):
-            return False
+        if link is None or request[0] != link.generation or not link.is_clean:
+            return None
+        if not self._busy.acquire(False):
+            return None
         try:
             if self._link is not link:
-                return False
-            reply = link.request(verb, self._queue.at[1], tag, seq)
+                return None
+            reply = link.exchange(request, self._queue.at[1])
         except UnsentError:
             self._lose()
             raise went_back() from None
@@ -790,27 +474,23 @@ class SharedConsumer(Iterator[Delivery]):
             raise
         finally:
             self._busy.release()
-        result(reply)
-        return True
-
-    def settled(self) -> None:
-        """One of its messages was settled."""
-        self._unsettled -= 1
+        return result(reply) if reply[1] else reply[2:]
 
     def _end(self) -> None:
         """Let the server have what was not handed out."""
         link, self._link = self._link, None
-        self._ready.clear()
+        ahead = self._ahead
+        ahead.ready.clear()
         if link is not None:
             home = self._queue._home
             if self.stopped or not link.is_clean:
                 # Nothing more is read from it.
                 with suppress(UnsentError):
-                    link.tell(wire.CANCEL, self._last_tag)
+                    link.tell(wire.CANCEL, ahead.last_tag)
                 link.close()
                 return
             try:
-                link.request(wire.CANCEL, self._last_tag)
+                link.request(wire.CANCEL, ahead.last_tag)
             except (UnsentError, DisconnectedError):
                 home.lost(link)
                 return
@@ -820,97 +500,3 @@ class SharedConsumer(Iterator[Delivery]):
     def __del__(self) -> None:
         if not sys.is_finalizing() and getattr(self, "_link", None) is not None:
             self._end()
-
-
-class _Parted(Batch):
-    """A batch that came in several frames."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, owner: Owner, parts: list[Batch]) -> None:
-        super().__init__(owner, 0)
-        self._parts = parts
-        for part in parts:
-            self._extend(part._seqs[:], list(part.bodies), part._states, list(part._extras))
-            self._counts = {**self._counts, **part._counts}
-
-    def _each(self) -> Iterator[Delivery]:
-        for part in self._parts:
-            yield from part
-
-    @overload
-    def __getitem__(self, index: int) -> Delivery: ...
-    @overload
-    def __getitem__(self, index: slice) -> Batch: ...
-    def __getitem__(self, index: int | slice) -> Delivery | Batch:
-        if isinstance(index, slice):
-            return cast("Batch", list(self)[index])
-        if index < 0:
-            index += len(self)
-        for part in self._parts:
-            if index < len(part):
-                return part[index]
-            index -= len(part)
-        raise IndexError("a batch has fewer deliveries")
-
-
-def extend_batch(
-    batch: Batch,
-    seqs: list[int],
-    bodies: list[bytes],
-    states: bytes,
-    extras: list[Any],
-    counts: dict[int, int],
-) -> None:
-    """Add the columns that the server sent to a batch."""
-    made = [delivery_extra(body, extra) for body, extra in zip(bodies, extras, strict=True)]
-    batch._extend(array("q", seqs), bodies, states, made)
-    batch._counts = counts
-
-
-def batch_options(**given: Any) -> dict[str, Any]:
-    """Return the options of a publish that are not as usual."""
-    if given.get("timeout") is not None:
-        given["timeout"] = seconds_to_wait(given["timeout"])
-    at = given.get("at")
-    if at is not None:
-        if not isinstance(at, datetime):
-            raise UsageError(f"at must be a datetime, not {at!r}")
-        given["at"] = at.isoformat()
-    return {
-        name: value
-        for name, value in given.items()
-        if value is not None and (name, value) not in _USUAL
-    }
-
-
-def publish_options(
-    key: str | None, headers: Mapping[str, Any] | None, properties: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the parts of a message that there are. Raises :class:`UsageError`."""
-    if key is not None and not isinstance(key, str):
-        raise UsageError(f"a key must be a str, not {type(key).__name__}")
-    return batch_options(
-        key=key,
-        headers=wire.table(headers, "headers"),
-        properties=wire.table(properties, "properties"),
-    )
-
-
-def unique_options(unique: str | None, window: float | None, until: Until) -> dict[str, Any]:
-    """Return the options of a publish with a unique key."""
-    return {} if unique is None else {"unique": unique, "window": window, "until": until}
-
-
-_USUAL = (("persistent", True), ("confirm", False))
-
-
-def message_parts(message: Message) -> list[Any]:
-    """Return a message as a list for the wire. Raises :class:`UsageError`."""
-    return [
-        as_bytes(message.body),
-        message.key,
-        wire.table(message.headers, "headers"),
-        wire.table(message.properties, "properties"),
-        message.timestamp,
-    ]

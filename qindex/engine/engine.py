@@ -330,6 +330,9 @@ class Engine:
         NO_SETTINGS.changed(**given)
         if dead_letter == name:
             raise UsageError(f"queue {name!r} can't be its own dead-letter queue")
+        if max_priority is not None:
+            # A queue that becomes a priority queue is to have nothing that is still to be durable.
+            self._moves.settle()
         with self._lock:
             hashed = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
@@ -356,7 +359,7 @@ class Engine:
         except OSError as error:
             what = f"the settings of queue {queue.name!r} can't be changed"
             raise StorageError(self.directory, what, error) from error
-        state.change_settings(wanted)
+        queue._parts.change_settings(wanted)
 
     def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> QueueParts:
         first = directory_name(self._vhost, raw, 0)
@@ -457,28 +460,16 @@ class Engine:
         """Open a priority queue: all directories that it has."""
         there = self._priorities_there(raw)
         path = self._resting[directory_name(self._vhost, raw, 0)].directory
-        stored = read_settings(self._fs, path).max_priority
+        stored = self._settings_in(path).max_priority
         if stored is None:
-            # A node has made it, with a directory for each priority.
-            stored = max(1, *there)
+            # A node has made it, with a directory for each priority that it has had a message of.
+            asked = given["max_priority"]
+            stored = max(1, *there, asked if isinstance(asked, int) else 0)
         held = sum(self._resting[directory_name(self._vhost, raw, one)].live for one in there)
         self._check_priorities(name, stored, given["max_priority"], held)
-        made: dict[int, QueueParts] = {}
-        try:
-            given = {**given, "max_priority": given["max_priority"] or stored}
-            made[0] = self._wake_directory(name, raw, given, priority=0)
-            for priority in there:
-                if priority:
-                    made[priority] = self._wake_directory(
-                        name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
-                    )
-        except BaseException:
-            if made:
-                close_together([level.flusher for level in made.values()])
-                for level in made.values():
-                    self._roster.leave(level)
-                self._rest_again(made.values())
-            raise
+        given = {**given, "max_priority": given["max_priority"] or stored}
+        made = {0: self._wake_directory(name, raw, given, priority=0)}
+        self._wake_others(name, raw, made)
         return self._priority_parts(name, raw, made)
 
     def _settle_both(self, name: str, raw: bytes, plain: str, first: str) -> None:
@@ -487,7 +478,7 @@ class Engine:
         there = self._priorities_there(raw)
         path = self._resting[first].directory
         is_empty = there == [0] and not self._resting[first].live
-        if is_empty and read_settings(self._fs, path).max_priority is None:
+        if is_empty and self._settings_in(path).max_priority is None:
             gone = first
         elif not self._resting[plain].live:
             gone = plain
@@ -514,6 +505,11 @@ class Engine:
 
         parts = PriorityParts(made, make)
         return parts
+
+    def _settings_in(self, path: str) -> QueueSettings:
+        """Read the settings in a queue's directory. Raises :class:`DamageError`, unless the store
+        is open for repair: then damaged ones are set aside."""
+        return adopt_settings(self._fs, path, {}, repair=self.options.repair)
 
     def _priorities_there(self, raw: bytes) -> list[int]:
         """Return the priorities of which a queue that is not in use has a directory."""
@@ -550,15 +546,32 @@ class Engine:
         next_seq = 0
         if plain is not None:
             self._check_priorities(name, None, given["max_priority"], plain.live)
-            settings = settings_values(read_settings(self._fs, plain.directory))
+            settings = settings_values(self._settings_in(plain.directory))
             given = {**settings, **{key: one for key, one in given.items() if one is not None}}
             given = {**_NOTHING_GIVEN, **given}
             next_seq = plain.next_seq
-        first = self._wake_directory(name, raw, given, priority=0, next_seq=next_seq)
+        made = {0: self._wake_directory(name, raw, given, priority=0, next_seq=next_seq)}
         if plain is not None:
             del self._resting[hashed]
             self._remove_directory(hashed)
-        return self._priority_parts(name, raw, {0: first})
+        # There are others where the directory of priority 0 was lost.
+        self._wake_others(name, raw, made)
+        return self._priority_parts(name, raw, made)
+
+    def _wake_others(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> None:
+        """Open the directories of the priorities above 0. Where one can't be opened, those that
+        were are closed again."""
+        try:
+            for priority in self._priorities_there(raw):
+                made[priority] = self._wake_directory(
+                    name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
+                )
+        except BaseException:
+            close_together([level.flusher for level in made.values()])
+            for level in made.values():
+                self._roster.leave(level)
+            self._rest_again(made.values())
+            raise
 
     def _with_priorities(self, queue: Queue, max_priority: int | Unset) -> Queue | None:
         """See that a queue in use may have this ``max_priority``; give ``None`` where it has to be
@@ -566,7 +579,7 @@ class Engine:
         parts = queue._parts
         state = parts.state
         if isinstance(parts, PriorityParts):
-            held = parts.ready() + parts.out() + sum(one.state.delayed() for one in parts.levels)
+            held = sum(one.state.index.live for one in parts.levels)
             self._check_priorities(queue.name, parts.max_priority, max_priority, held)
             return queue
         if not isinstance(max_priority, int):

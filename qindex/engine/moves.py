@@ -386,16 +386,19 @@ class Moves:
             self.log.sync()
         for target in {id(one): one for _, _, targets in pending for one in targets}.values():
             _sync(target)
-        sources = {id(one): one for one, _, _ in pending}
+        by_source: dict[DeadLetters, list[int]] = {}
         for source, seqs, _ in pending:
+            by_source.setdefault(source, []).extend(seqs)
+        for source, seqs in by_source.items():
             try:
                 source.end_moved(seqs)
             except ClosedError as error:
                 _log.info("%s", error)  # it was deleted, and its messages with it
-        for source in sources.values():
+            # The next one may fail, and is tried again then.
+            self._pending = [one for one in self._pending if one[0] is not source]
+            self.pending -= len(seqs)
+        for source in by_source:
             _sync(source.state)
-        self._pending = []
-        self.pending = 0
         settled, self._unsettled = self._unsettled, []
         self.log.end(settled)
         if self._fd is not None:

@@ -37,8 +37,7 @@ from qindex.format.transactions import pack_published
 from qindex.format.unique import Until
 from qindex.index.segment import PENDING
 from qindex.queue.delays import due_time
-from qindex.queue.delivery import Delivery, no_delivery
-from qindex.queue.outstanding import refusal_of
+from qindex.queue.delivery import Delivery, no_delivery, refusal_of
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.queue import Queue
@@ -46,7 +45,7 @@ from qindex.queue.settling import Settler
 
 _log = logging.getLogger("qindex.transactions")
 
-_BARE = (None,) * 7
+_BARE = (None,) * 8
 
 
 class _Part:
@@ -158,6 +157,7 @@ class Transaction:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Publish a message once the transaction is committed.
 
@@ -182,13 +182,14 @@ class Transaction:
             >>> with engine.transaction() as tx:
             ...     seq_id = tx.publish("emails", b"welcome")
         """
-        if type(body) is bytes and (key, headers, properties, ttl, delay, at, unique) == _BARE:
+        given = (key, headers, properties, ttl, delay, at, unique, priority)
+        if type(body) is bytes and given == _BARE:
             seq = self._publish_body(queue, body)
             if seq >= 0:
                 return seq
         message = message_of(body, key, headers, properties, time_ns())
         due = due_time(delay, at)
-        return self._publish(queue, message, ttl, timeout, due, unique, window, until)
+        return self._publish(queue, message, ttl, timeout, due, unique, window, until, priority)
 
     def _publish_body(self, queue: str | Queue, body: bytes) -> int:
         """Publish a body alone; -1 for a queue where that takes more."""
@@ -216,6 +217,7 @@ class Transaction:
         unique: str | None,
         window: float | None,
         until: Until,
+        priority: int | None,
         *,
         waits: bool = True,
     ) -> int:
@@ -223,7 +225,7 @@ class Transaction:
         every = self._checked()
         with every.calls.here():
             whole = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
-            parts = whole.level_for(message)
+            parts, message = whole.place(message, priority)
             part = _Part(every.log, self._number, parts, due)
             self._parts.append(part)
             try:

@@ -12,6 +12,7 @@ from journal.format import ACTION_SIZE, PAYLOAD_SIZE
 from journal.memory.arrays import I64, U8, Bools
 from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_one_by_one
+from qindex.format.message_record import NOTHING
 from qindex.format.plain_record import read_plain
 from qindex.format.publish_check import sound_publishes
 from qindex.format.resynchronise import Data
@@ -83,7 +84,7 @@ def read_plain_piece(piece: Piece) -> Piece | None:
         return None
     offsets, first = piece.payloads - ACTION_SIZE, int(piece.seqs[0])
     most = len(piece.data)
-    columns = plain_rows.read_run(piece.data, offsets, 0, count, first, most, True)
+    columns = plain_rows.read_run(piece.data, offsets, 0, count, first, most, True, NOTHING)
     if len(columns[0]) < count:
         return None
     return Piece(piece.data, piece.kinds, piece.seqs, piece.payloads, piece.embedded, columns)

@@ -21,6 +21,7 @@ from journal.memory.arrays import I64, U64
 from qindex.format import message_record as record_format
 from qindex.format.delays import DUE_HEADER
 from qindex.format.message import Message, in_the_making
+from qindex.format.message_record import NOTHING
 from qindex.format.publish_check import correct_bit
 
 LONG_AGO = 1 << 50
@@ -167,9 +168,16 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
 
 
 def plain_entries(
-    data: ReadBuffer, payloads: I64, words: U64, embedded: I64, *, verified: bool
+    data: ReadBuffer,
+    payloads: I64,
+    words: U64,
+    embedded: I64,
+    *,
+    verified: bool,
+    middle: bytes = NOTHING,
 ) -> tuple[list[bytes], list[int]] | None:
-    """Read entries that are all sound, plain, embedded, of one length, and never expire.
+    """Read entries that are all sound, plain, embedded, of one length, and never expire; or that
+    have another ``middle``, all the same.
 
     Gives bodies and timestamps (nanoseconds), or ``None`` when any entry is not of that kind:
     then each is for :func:`read_entry`. ``verified``: a scan found the records sound.
@@ -184,11 +192,11 @@ def plain_entries(
     rows = record_format.gather_rows(data, payloads, words, row_length)
     if not verified and not record_format.verify_rows(rows).all():
         return None
-    if not record_format.all_plain(rows):
+    if not record_format.all_plain(rows, middle):
         return None
     if record_format.column(rows, 24, "u8").any():
         return None
-    size = record_format.plain_body_size(length)
+    size = record_format.plain_body_size(length, middle)
     if size <= 0:
         return None
     bodies: list[bytes] = record_format.column(rows, row_length - size, f"V{size}").tolist()

@@ -85,12 +85,12 @@ def plain_body_head(size: int) -> bytes:
     return b"\xc6" + size.to_bytes(4, "big")
 
 
-def plain_body_size(length: int) -> int:
-    """Give the size of the body of a record of ``length`` bytes without key, headers and
-    properties; nothing or less where it has none."""
+def plain_body_size(length: int, middle: bytes = NOTHING) -> int:
+    """Give the size of the body of a record of ``length`` bytes with this middle, as without key,
+    headers and properties; nothing or less where it has none."""
     size = 0
     for head_size, most in ((2, 0xFF), (3, 0xFFFF), (5, _MAX_BODY)):
-        size = length - PLAIN_HEAD_SIZE - head_size
+        size = length - _NOTHING_AT - len(middle) - head_size
         if size <= most:
             break
     return size
@@ -264,11 +264,17 @@ def embedded_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int) 
     return xxh3_64_digest(b"".join(parts)) == bytes(data[check:behind])
 
 
-def all_plain(rows: U8) -> bool:
-    """Tell whether every row embeds a record of ours without key, headers and properties."""
+def all_plain(rows: U8, middle: bytes = NOTHING) -> bool:
+    """Tell whether every row embeds a record of ours with this middle, as without key, headers and
+    properties."""
     starts = column(rows, PUBLISH_HEAD_SIZE, ">u4").astype(np.uint32) >> 8
-    middles = column(rows, PUBLISH_HEAD_SIZE + _NOTHING_AT, ">u4").astype(np.uint32) >> 8
-    return bool((starts == _MAGIC_NUMBER).all() and (middles == _NOTHING_NUMBER).all())
+    if not (starts == _MAGIC_NUMBER).all():
+        return False
+    at = PUBLISH_HEAD_SIZE + _NOTHING_AT
+    if middle is not NOTHING:
+        return column(rows, at, f"V{len(middle)}").tobytes() == middle * len(rows)
+    middles = column(rows, at, ">u4").astype(np.uint32) >> 8
+    return bool((middles == _NOTHING_NUMBER).all())
 
 
 def timestamps(rows: U8) -> list[int]:

@@ -39,12 +39,12 @@ SECOND_AT = STAMP_AT + 8
 
 
 @lru_cache(maxsize=4096)
-def plain_parts(size: int) -> tuple[bytes, bytes]:
-    """Give the two constant parts of a plain record with a body of ``size`` bytes."""
+def plain_parts(size: int, middle: bytes = NOTHING) -> tuple[bytes, bytes]:
+    """Give the two constant parts of a record with this middle and a body of ``size`` bytes."""
     body_head = plain_body_head(size)
-    record_size = PLAIN_HEAD_SIZE + len(body_head) + size
+    record_size = PLAIN_HEAD_SIZE - len(NOTHING) + len(middle) + len(body_head) + size
     first = SIZES.pack(0, size, record_size) + MAGIC + bytes(8) + TAG
-    return first, NOTHING + body_head
+    return first, middle + body_head
 
 
 PLAIN_TAILS = tuple(NOTHING + plain_body_head(size) for size in range(256))
@@ -52,10 +52,10 @@ PLAIN_TAILS = tuple(NOTHING + plain_body_head(size) for size in range(256))
 
 
 def read_plain(
-    data: ReadBuffer, payload: int, word: int, verified: bool, /
+    data: ReadBuffer, payload: int, word: int, verified: bool, middle: bytes = NOTHING, /
 ) -> tuple[bytes, int] | None:
     """Read the record of a plain message whose message id stands at offset ``payload`` of a journal
-    or segment; ``word``: its type and seq_id as in a journal.
+    or segment, or of one with another ``middle``; ``word``: its type and seq_id as in a journal.
 
     Gives its body and timestamp (nanoseconds); ``None`` when it is of another kind, or when its
     checksum does not hold (``verified``: it is known to hold). About 0.8 us: for few records, and
@@ -64,10 +64,10 @@ def read_plain(
     """
     head = bytes(data[payload : payload + PAYLOAD_SIZE])
     _, size, embedded = SIZES.unpack_from(head, SIZES_AT)
-    if not 0 < embedded - size - PLAIN_HEAD_SIZE <= _MOST_BODY_HEAD:
+    if not 0 < embedded - size - PLAIN_HEAD_SIZE - len(middle) + len(NOTHING) <= _MOST_BODY_HEAD:
         return None
     record = bytes(data[payload + PAYLOAD_SIZE : payload + PAYLOAD_SIZE + embedded])
-    first, second = plain_parts(size)
+    first, second = plain_parts(size, middle)
     body_at = SECOND_AT + len(second)
     if (
         head[SIZES_AT:] != first[: SIZES.size]

@@ -11,32 +11,33 @@ from journal.memory.words cimport words_big64, words_sum
 cdef extern from *:
     """
     /* The layout: qindex/format/plain_record.py. A payload has 32 bytes: message id, expiry, sizes
-       of body and record. A record has 23 up to the head of its body: magic, checksum, tag,
-       timestamp, three nils. */
+       of body and record. A record has 20 up to its middle: magic, checksum, tag, timestamp. The
+       middle of a plain message is three nils. */
     #define PLAIN_ON_STACK 2048
     static inline uint64_t plain_number(const unsigned char *at) {
         uint64_t number;
         memcpy(&number, at, 8);
         return words_big64(number);
     }
-    /* Gives the size of the body of the plain record at `record`, of which `left` bytes are there,
-       and puts its own size into `whole`; -1 where it is another kind's. */
+    /* Gives the size of the body of the record with this middle at `record`, of which `left` bytes
+       are there, and puts its own size into `whole`; -1 where it is another kind's. */
     static inline Py_ssize_t plain_size(
-        const unsigned char *payload, Py_ssize_t left, Py_ssize_t *whole
+        const unsigned char *payload, Py_ssize_t left, const char *middle, Py_ssize_t length,
+        Py_ssize_t *whole
     ) {
-        const unsigned char *record = payload + 32, *head = record + 23;
+        const unsigned char *record = payload + 32, *head = record + 20 + length;
         uint64_t sizes;
         Py_ssize_t size, before;
         int fits;
-        if (left < 32 + 25) return -1;
+        if (left < 32 + 22 + length) return -1;
         sizes = plain_number(payload + 24);
         size = (Py_ssize_t)(sizes >> 32);
         *whole = (Py_ssize_t)(sizes & 0xFFFFFFFFu);
         if (plain_number(payload + 16) != 0 || *whole > left - 32) return -1;
         if (memcmp(record, "\\x97\\x01\\xcf", 3) || record[11] != 0xCF) return -1;
-        if (memcmp(record + 20, "\\xc0\\xc0\\xc0", 3)) return -1;
+        if (memcmp(record + 20, middle, length)) return -1;
         before = size < 1 << 8 ? 2 : size < 1 << 16 ? 3 : 5;
-        if (*whole != 23 + before + size) return -1;
+        if (*whole != 20 + length + before + size) return -1;
         if (before == 2)
             fits = head[0] == 0xC4 && head[1] == size;
         else if (before == 3)
@@ -49,7 +50,9 @@ cdef extern from *:
     """
     const Py_ssize_t PLAIN_ON_STACK
     uint64_t plain_number(const unsigned char *) noexcept nogil
-    Py_ssize_t plain_size(const unsigned char *, Py_ssize_t, Py_ssize_t *) noexcept nogil
+    Py_ssize_t plain_size(
+        const unsigned char *, Py_ssize_t, const char *, Py_ssize_t, Py_ssize_t *
+    ) noexcept nogil
 
 
 cdef inline bint plain_is_sound(
@@ -66,7 +69,7 @@ cdef inline bint plain_is_sound(
 
 cdef inline tuple read_run(
     object data, object offsets, Py_ssize_t start, Py_ssize_t count, uint64_t first_seq,
-    Py_ssize_t most_bytes, bint in_journal
+    Py_ssize_t most_bytes, bint in_journal, bytes middle
 ):
     cdef Py_ssize_t before = 8 if in_journal else 2
     cdef list bodies = []
@@ -89,7 +92,10 @@ cdef inline tuple read_run(
                 if at[done] < 0 or at[done] > source.len - before:
                     break
                 payload = <const unsigned char *> source.buf + at[done] + before
-                size = plain_size(payload, source.len - before - at[done], &whole)
+                size = plain_size(
+                    payload, source.len - before - at[done], PyBytes_AS_STRING(middle),
+                    len(middle), &whole
+                )
                 total += whole
                 if size < 0 or (done and total > most_bytes):
                     break

@@ -46,10 +46,12 @@ def read_run(
     first_seq: int,
     most_bytes: int,
     in_journal: bool,
+    middle: bytes,
     /,
 ) -> _Columns:
-    """Read the records of plain messages at ``offsets[start : start + count]`` of a journal or
-    segment, for seq_ids ``first_seq, first_seq + 1, ...``.
+    """Read the records of messages with this ``middle``, such as plain ones, at
+    ``offsets[start : start + count]`` of a journal or segment, for seq_ids ``first_seq,
+    first_seq + 1, ...``.
 
     Gives their bodies and timestamps (nanoseconds); of the first so many where another kind stands
     behind them, or one whose checksum does not hold: those in a journal are verified, those in a
@@ -60,21 +62,26 @@ def read_run(
     500 of a journal, 0.07 us one of 2,000 of a segment.
     """
     places = np.array(offsets[start : start + count])
-    found = _read_rows(data, places, first_seq, most_bytes, in_journal)
+    found = _read_rows(data, places, first_seq, most_bytes, in_journal, middle)
     return ([], array("Q")) if found is None else found
 
 
 def _read_rows(
-    data: ReadBuffer, offsets: I64, first_seq: int, most_bytes: int, in_journal: bool
+    data: ReadBuffer,
+    offsets: I64,
+    first_seq: int,
+    most_bytes: int,
+    in_journal: bool,
+    middle: bytes,
 ) -> _Columns | None:
     before = PUBLISH_HEAD_SIZE - PAYLOAD_SIZE if in_journal else STEP_SIZE
     start = int(offsets[0])
     stride = int(offsets[1]) - start if len(offsets) > 1 else 0
-    size = plain_body_size(stride - before - PAYLOAD_SIZE)
+    size = plain_body_size(stride - before - PAYLOAD_SIZE, middle)
     if start < 0 or size <= 0:
         return None
     at = start + before + SIZES_AT
-    if data[at : at + _FIRST_SIZE] != plain_parts(size)[0][:_FIRST_SIZE]:
+    if data[at : at + _FIRST_SIZE] != plain_parts(size, middle)[0][:_FIRST_SIZE]:
         return None
     offsets = offsets[: max(1, most_bytes // stride)]
     count = len(offsets)
@@ -84,18 +91,18 @@ def _read_rows(
         return None
     rows = np.frombuffer(data, np.uint8, count * stride, start).reshape(count, stride)
     if not in_journal:
-        return _columns(rows, before, size)
+        return _columns(rows, before, size, middle)
     rows = rows.copy()
     if (column(rows, 0, ">u8") != np.arange(first_seq, first_seq + count)).any():
         return None
-    found = _columns(rows, before, size)
+    found = _columns(rows, before, size, middle)
     return found if found is not None and verify_rows(rows).all() else None
 
 
-def _columns(rows: U8, payload: int, size: int) -> _Columns | None:
+def _columns(rows: U8, payload: int, size: int, middle: bytes) -> _Columns | None:
     """Give bodies of ``size`` bytes and timestamps of rows in which a message id stands at byte
-    ``payload``; ``None`` where one of them is not plain."""
-    first, second = plain_parts(size)
+    ``payload``; ``None`` where one of them has another middle."""
+    first, second = plain_parts(size, middle)
     record = payload + PAYLOAD_SIZE
     constants = (
         (payload + SIZES_AT, first[: SIZES.size] + MAGIC),

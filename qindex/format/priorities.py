@@ -26,6 +26,12 @@ def split_seq_id(seq_id: int) -> tuple[int, int]:
     return seq_id >> SHIFT, seq_id & LOW
 
 
+def properties_of(seq_id: int) -> dict[str, int]:
+    """Return the properties of a message of which its record has no others."""
+    priority = seq_id >> SHIFT
+    return {PROPERTY: priority} if priority else {}
+
+
 def priority_of(properties: Mapping[str, Any], highest: int) -> int:
     """Return the priority that a message with these properties has in a queue whose highest one is
     ``highest``: by RabbitMQ's rule a higher one counts as the highest, and none as 0."""

@@ -17,7 +17,9 @@ cpdef bytes framed_record(
 @cython.locals(size=Py_ssize_t, tail=bytes)
 cpdef bytes plain_record(uint64_t seq_id, uint64_t id_high, bytes body, uint64_t stamp)
 @cython.locals(size=Py_ssize_t, width=Py_ssize_t, head=bytes)
-cpdef tuple plain_batch(uint64_t first_seq, uint64_t id_high, object bodies, uint64_t stamp)
+cpdef tuple plain_batch(
+    uint64_t first_seq, uint64_t id_high, object bodies, uint64_t stamp, bytes middle=*
+)
 @cython.locals(position=Py_ssize_t, seq_id=uint64_t, record=bytes)
 cpdef tuple framed_batch(
     uint64_t first_seq, uint64_t id_high, object bodies, object stamps, object middles,

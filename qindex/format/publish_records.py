@@ -64,9 +64,10 @@ def framed_batch(
 
 
 def plain_batch(
-    first_seq: int, id_high: int, bodies: Sequence[bytes], stamp: int
+    first_seq: int, id_high: int, bodies: Sequence[bytes], stamp: int, middle: bytes = NOTHING
 ) -> tuple[bytes | memoryview, I64]:
-    """Give the publish records of plain messages with seq_ids from ``first_seq`` on, sealed.
+    """Give the publish records of messages with seq_ids from ``first_seq`` on, sealed, which are
+    plain or have all the same ``middle``.
 
     Also gives the offset of each record in them. About 0.15 us a message where all bodies have
     one length, 0.7 us else; compiled a third of that.
@@ -74,8 +75,8 @@ def plain_batch(
     size = len(bodies[0])
     for body in bodies:
         if len(body) != size:
-            return framed_batch(first_seq, id_high, bodies, repeat(stamp), repeat(NOTHING))
-    head = framed_record(first_seq, id_high, bodies[0], stamp, NOTHING)[: -size or None]
+            return framed_batch(first_seq, id_high, bodies, repeat(stamp), repeat(middle))
+    head = framed_record(first_seq, id_high, bodies[0], stamp, middle)[: -size or None]
     head = head[:CHECK_START] + bytes(CHECK_SIZE) + head[CHECK_END:]
     block = words.join_rows(head, first_seq, bodies, size, CHECK_START)
     width = len(head) + size

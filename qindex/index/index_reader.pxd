@@ -13,6 +13,7 @@ cdef class IndexReader:
     cdef public numbers positions
     cdef public Segment tail, _reading
     cdef public Py_ssize_t next_seq, positions_base, entry_count, _live_before
+    cdef public bytes middle
     cdef public object damaged, directory, findings, fs, lost_entries, segments
 
     cpdef Segment segment_of(self, Py_ssize_t seq_id)

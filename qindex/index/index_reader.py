@@ -20,8 +20,15 @@ from journal.fs.files import FileSystem, ReadBuffer, pread_all
 from journal.journal import Journal
 from journal.memory.arrays import I64
 from qindex.format import plain_rows
-from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
-from qindex.format.message_record import column, gather_bytes
+from qindex.format.entries import (
+    Entry,
+    Reader,
+    journal_words,
+    plain_entries,
+    read_entry,
+    read_one_by_one,
+)
+from qindex.format.message_record import NOTHING, column, gather_bytes
 from qindex.format.plain_record import SHORTEST_RUN, read_plain
 from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.quarantine import quarantine_findings
@@ -77,6 +84,8 @@ class IndexReader:
         self.findings: list[Finding] = []
         self.positions: array[int] = array("q")
         self.positions_base: int = next_seq
+        # That of the messages whose timestamps stand for all there is beside their bodies.
+        self.middle: bytes = NOTHING
         self.lost_entries: bool = False
         self.damaged: bool = False
         self._live_before = sum(segment.unacked for segment in segments.values())
@@ -243,7 +252,7 @@ class IndexReader:
             offset = positions[seq - first]
             if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
                 return None
-            found = read_plain(data, offset + _JOURNAL_HEAD, seq, False)
+            found = read_plain(data, offset + _JOURNAL_HEAD, seq, False, self.middle)
             if found is not None:
                 bodies.append(found[0])
                 extras.append(found[1])
@@ -300,7 +309,7 @@ class IndexReader:
             data = self._journal_data()
             at = first_seq - self.positions_base
             columns = plain_rows.read_run(
-                data, self.positions, at, count, first_seq, _WINDOW_BYTES, True
+                data, self.positions, at, count, first_seq, _WINDOW_BYTES, True, self.middle
             )
         elif not absent:
             self.place(segment)
@@ -308,7 +317,7 @@ class IndexReader:
             assert segment.offsets is not None
             data, offsets = segment.verified, segment.offsets
             columns = plain_rows.read_run(
-                data, offsets, rel, count, first_seq, _WINDOW_BYTES, False
+                data, offsets, rel, count, first_seq, _WINDOW_BYTES, False, self.middle
             )
         else:
             return None
@@ -359,10 +368,12 @@ class IndexReader:
         states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
         behind = int(seqs[-1]) + 1
         words = journal_words(kinds, seqs)
-        columns = plain_entries(data, payloads, words, embedded, verified=verified)
+        middle = self.middle
+        columns = plain_entries(data, payloads, words, embedded, verified=verified, middle=middle)
         if columns is not None:
             return Window(segment, seqs, states, *columns, True), behind
-        bodies, extras = read_one_by_one(data, payloads, words, read_plain, verified=verified)
+        read = read_plain if middle is NOTHING else _with_middle(middle)
+        bodies, extras = read_one_by_one(data, payloads, words, read, verified=verified)
         all_plain = Entry not in set(map(type, extras))
         return Window(segment, seqs, states, bodies, extras, all_plain), behind
 
@@ -523,6 +534,17 @@ def _gone(segment: Segment, rels: I64) -> tuple[Window, int]:
     states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
     entry = Entry(bytes(16), 0, 0, None, damage="its record is no longer found in the file")
     return Window(segment, seqs, states, [b""], [entry], False), int(seqs[0]) + 1
+
+
+def _with_middle(middle: bytes) -> Reader:
+    """Return what reads messages with this middle as :func:`read_plain` reads plain ones."""
+
+    def read(
+        data: ReadBuffer, payload: int, word: int, verified: bool, /
+    ) -> tuple[bytes, int | Entry] | None:
+        return read_plain(data, payload, word, verified, middle)
+
+    return read
 
 
 def _sizes_at(data: ReadBuffer, places: I64) -> I64:

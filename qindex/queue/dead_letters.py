@@ -188,6 +188,8 @@ class DeadLetters:
 
     def _letter(self, seq: int, message: Message, reason: Reason) -> Letter:
         persistent = seq not in self.state.index.transient
+        if self.state.properties and not message.properties:
+            message = replace(message, properties=dict(self.state.properties))
         return Letter(seq, message, reason, persistent, base=self.state.base)
 
     # -- moving ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 from journal.arguments import refuse_pickling
 from journal.errors import LeaseExpiredError, StoreError, UsageError
 from qindex.format.message import Message, Microseconds, Nanoseconds
-from qindex.format.priorities import SHIFT
+from qindex.format.priorities import SHIFT, properties_of
 
 if TYPE_CHECKING:
     from qindex.format.entries import Entry
@@ -161,7 +161,7 @@ class Delivery:
         """The whole message: body, key, headers, properties, timestamp."""
         extra = self._extra
         if isinstance(extra, int):
-            return Message(self.body, timestamp=extra)
+            return Message(self.body, properties=properties_of(self.seq_id), timestamp=extra)
         assert extra.message is not None
         return extra.message
 
@@ -178,7 +178,9 @@ class Delivery:
     @property
     def properties(self) -> Mapping[str, Any]:
         """The properties it was published with; empty where there were none."""
-        return {} if isinstance(self._extra, int) else self.message.properties
+        if isinstance(self._extra, int):
+            return properties_of(self.seq_id)
+        return self.message.properties
 
     @property
     def timestamp(self) -> Nanoseconds:
@@ -280,6 +282,16 @@ class Delivery:
     def __repr__(self) -> str:
         again = ", redelivered" if self.redelivered else ""
         return f"<Delivery seq_id={self.seq_id}, {len(self.body)} bytes{again}>"
+
+
+def refusal_of(delivery: Delivery) -> StoreError:
+    """Return the error for a delivery that nothing can settle any more."""
+    owner = delivery._queue
+    if delivery._has_lapsed():
+        return lease_expired(delivery.seq_id)
+    if isinstance(owner, Refusing):
+        return owner.why(delivery.seq_id)
+    return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
 
 
 def make_delivery(
@@ -456,7 +468,7 @@ class MixedBatch(Batch):
         self._extras = []
         for part in parts:
             self._seqs += array("q", part.seq_ids)
-            self.bodies += part.bodies
+            self.bodies.extend(part.bodies)
             self._states += part._states
             self._extras += part._extras
             self._counts |= {part._base + seq: count for seq, count in part._counts.items()}

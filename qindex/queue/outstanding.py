@@ -17,8 +17,8 @@ from qindex.queue.delivery import (
     Delivery,
     Refusing,
     Settles,
-    lease_expired,
     no_delivery,
+    refusal_of,
 )
 from qindex.queue.state import QueueState
 
@@ -125,16 +125,6 @@ class Outstanding:
             f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
             f"not to {self.state.name!r}"
         )
-
-
-def refusal_of(delivery: Delivery) -> StoreError:
-    """Return the error for a delivery that nothing can settle any more."""
-    owner = delivery._queue
-    if delivery._has_lapsed():
-        return lease_expired(delivery.seq_id)
-    if isinstance(owner, Refusing):
-        return owner.why(delivery.seq_id)
-    return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
 
 
 def seqs_of(batch: Batch) -> Seqs:

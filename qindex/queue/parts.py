@@ -91,6 +91,10 @@ class QueueParts:
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
         state.load_notes(files)
 
+    def change_settings(self, settings: QueueSettings) -> None:
+        """See :meth:`qindex.queue.state.QueueState.change_settings`."""
+        self.state.change_settings(settings)
+
     @property
     def levels(self) -> Sequence[QueueParts]:
         """The levels of a priority queue, the highest first; this alone for any other queue."""
@@ -99,6 +103,13 @@ class QueueParts:
     def level_for(self, message: Message) -> QueueParts:
         """Return the level that a message belongs to. No lock is held."""
         return self
+
+    def place(self, message: Message, priority: int | None) -> tuple[QueueParts, Message]:
+        """Return the level that a message belongs to which is published with this priority, if it
+        is with any, and the message with it. No lock is held. Raises :class:`UsageError`."""
+        if priority is not None:
+            raise self.producer.without_priorities(priority)
+        return self, message
 
     def level_at(self, seq_id: int) -> QueueParts | None:
         """Return the level that has given out a seq_id, if there is one."""

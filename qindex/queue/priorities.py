@@ -17,17 +17,19 @@ from functools import reduce
 from operator import add, attrgetter
 from typing import Any
 
-from journal.durations import NO_DURATIONS, Durations
+from journal.durations import NO_DURATIONS, Durations, Stopwatch
 from journal.errors import DamageError, StoreError, UsageError
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.priorities import LOW, PROPERTY, SHIFT, priority_of
+from qindex.format.settings import QueueSettings
 from qindex.format.unique import Until
-from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery, MixedBatch, parts_of
 from qindex.queue.first_ready import take_first
 from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.limits import Limits
+from qindex.queue.outstanding import Outstanding
 from qindex.queue.parts import QueueParts
 from qindex.queue.producing import Producer
 from qindex.queue.room import Room
@@ -45,22 +47,23 @@ class PriorityParts(QueueParts):
     takes the engine's lock.
     """
 
-    __slots__ = ("_by_priority", "_levels", "_make", "deliverers")
+    __slots__ = ("_by_priority", "_levels", "_make")
+
+    deliverer: PriorityDeliverer
+    producer: PriorityProducer
 
     def __init__(self, made: Mapping[int, QueueParts], make: Callable[[int], QueueParts]) -> None:
         first = made[0]
         self._make = make
         self._by_priority = dict(made)
-        self.state = first.state
-        self.letters = first.letters
-        self.flusher = PriorityFlusher(self)
-        self.room = PriorityRoom(self)
-        self.settler = PrioritySettler(self)
+        self.state: QueueState = first.state
+        self.letters: DeadLetters = first.letters
+        self.flusher: Flusher = PriorityFlusher(self)
+        self.room: Room = PriorityRoom(self)
+        self.settler: Settler = PrioritySettler(self)
         self.deliverer = PriorityDeliverer(self)
         self.producer = PriorityProducer(self)
         self._levels: tuple[QueueParts, ...] = ()
-        self.deliverers: tuple[Deliverer, ...] = ()
-        """Those of the levels, the highest first."""
         self._arrange()
 
     def _arrange(self) -> None:
@@ -72,8 +75,12 @@ class PriorityParts(QueueParts):
             if level.state not in self._states():
                 self._states().append(level.state)
         self.state.count_ready_bytes()
-        self.deliverers = tuple(level.deliverer for level in levels)
         self._levels = levels
+        self.deliverer.levels = tuple(level.deliverer for level in levels)
+        self.producer.known = [
+            self._by_priority[priority].producer if priority in self._by_priority else None
+            for priority in range(self.max_priority + 1)
+        ]
 
     def _states(self) -> list[QueueState]:
         assert self.state.levels is not None
@@ -83,6 +90,12 @@ class PriorityParts(QueueParts):
         """Take up a level that was just made. The engine's lock is held."""
         with self.state.lock:
             self._by_priority[priority] = level
+            self._arrange()
+
+    def change_settings(self, settings: QueueSettings) -> None:
+        """See :meth:`qindex.queue.state.QueueState.change_settings`."""
+        self.state.change_settings(settings)
+        with self.state.lock:
             self._arrange()
 
     def made(self, priority: int) -> QueueParts | None:
@@ -106,6 +119,12 @@ class PriorityParts(QueueParts):
     def level_for(self, message: Message) -> QueueParts:
         """Return the level that a message belongs to. No lock is held."""
         return self.level(priority_of(message.properties, self.max_priority))
+
+    def place(self, message: Message, priority: int | None) -> tuple[QueueParts, Message]:
+        """See :meth:`qindex.queue.parts.QueueParts.place`."""
+        if priority is not None:
+            message = with_priority(message, self.checked(priority))
+        return self.level_for(message), message
 
     def level_at(self, seq_id: int) -> QueueParts | None:
         """Return the level that has given out a seq_id, if there is one."""
@@ -225,6 +244,18 @@ class PriorityProducer(Producer):
         first = parts.level(0).producer
         super().__init__(first.state, first._flusher, parts.room, first._expirer)
         self._parts = parts
+        # Those of the levels, by priority; None where there is none yet.
+        self.known: list[Producer | None] = [first]
+
+    def _of(self, priority: int) -> Producer:
+        """Return what publishes messages of a priority. Raises :class:`UsageError`."""
+        known = self.known
+        at = priority if type(priority) is int else -1
+        if 0 <= at < len(known):
+            producer = known[at]
+            if producer is not None:
+                return producer
+        return self._parts.level(self._parts.checked(priority)).producer
 
     def publish(
         self,
@@ -244,13 +275,13 @@ class PriorityProducer(Producer):
         waits: bool = True,
     ) -> int:
         """Publish a message without a priority, or with one among its properties."""
-        parts = self._parts
+        producer = self.known[0]
         given = body.properties if isinstance(body, Message) else properties
-        priority = 0
         if given and isinstance(given, Mapping):
-            priority = priority_of(given, parts.max_priority)
-        level = parts.level(priority)
-        seq = level.producer.publish(
+            parts = self._parts
+            producer = parts.level(priority_of(given, parts.max_priority)).producer
+        assert producer is not None
+        seq = producer.publish(
             body,
             key,
             headers,
@@ -266,7 +297,7 @@ class PriorityProducer(Producer):
             until,
             waits,
         )
-        return level.state.base + seq
+        return producer.state.base + seq
 
     def publish_at(
         self,
@@ -287,15 +318,12 @@ class PriorityProducer(Producer):
         waits: bool = True,
     ) -> int:
         """Publish a message with a priority, which is among the properties of its record."""
-        parts = self._parts
-        level = parts.level(parts.checked(priority))
+        producer = self._of(priority)
         if isinstance(body, Message):
             body = with_priority(body, priority)
-        elif properties is None:
-            properties = {PROPERTY: priority}
-        elif isinstance(properties, Mapping):
-            properties = {**properties, PROPERTY: priority}
-        seq = level.producer.publish(
+        elif properties and isinstance(properties, Mapping):
+            properties = properties_with(properties, priority)
+        seq = producer.publish(
             body,
             key,
             headers,
@@ -311,7 +339,7 @@ class PriorityProducer(Producer):
             until,
             waits,
         )
-        return level.state.base + seq
+        return producer.state.base + seq
 
     def publish_many(
         self,
@@ -331,12 +359,15 @@ class PriorityProducer(Producer):
         given: Sequence[Body | Message] = list(messages)
         if priority is not None:
             parts.checked(priority)
-            given = [
-                with_priority(one if isinstance(one, Message) else Message(as_bytes(one)), priority)
-                if isinstance(one, Message | Body)
-                else one
-                for one in given
-            ]
+            if any(isinstance(one, Message) for one in given):
+                given = [
+                    with_priority(
+                        one if isinstance(one, Message) else Message(as_bytes(one)), priority
+                    )
+                    if isinstance(one, Message | Body)
+                    else one
+                    for one in given
+                ]
         else:
             priority = self._common(given)
         level = parts.level(priority)
@@ -373,9 +404,15 @@ class PriorityProducer(Producer):
 
 def with_priority(message: Message, priority: int) -> Message:
     """Return a message with a priority among its properties."""
-    if message.properties.get(PROPERTY) == priority:
-        return message  # properties that a node wrote keep their types
-    return replace(message, properties={**message.properties, PROPERTY: priority})
+    properties = properties_with(message.properties, priority)
+    return message if properties is message.properties else replace(message, properties=properties)
+
+
+def properties_with(properties: Mapping[str, Any], priority: int) -> Mapping[str, Any]:
+    """Return properties with a priority among them; 0 is that of a message without any."""
+    if properties.get(PROPERTY, 0) == priority:
+        return properties  # those that a node wrote keep their types
+    return {**properties, PROPERTY: priority}
 
 
 class PriorityDeliverer(Deliverer):
@@ -387,6 +424,8 @@ class PriorityDeliverer(Deliverer):
             first.state, first.flusher, first.letters.reader, first.letters, first.settler
         )
         self._parts = parts
+        # Those of the levels, the highest first.
+        self.levels: tuple[Deliverer, ...] = (first.deliverer,)
 
     def get(
         self,
@@ -415,7 +454,7 @@ class PriorityDeliverer(Deliverer):
 
     def _take(self, lease: float | None, waits: bool) -> Delivery | None:
         """Take the first message of the highest level that has one, without waiting for any."""
-        for level in self._parts.deliverers:
+        for level in self.levels:
             state = level._state
             index = state.index
             # The level of priority 0 is asked in any case: it says so if the queue is closed.
@@ -450,7 +489,7 @@ class PriorityDeliverer(Deliverer):
         An error ends the batch before its message, which raises it at the next call."""
         parts: list[Batch] = []
         count = 0
-        for level in self._parts.deliverers:
+        for level in self.levels:
             state = level._state
             # As for one message, the level of priority 0 is asked in any case.
             if state.base and not (state.index.has_any() or level._owed or state.index.changing):
@@ -474,7 +513,7 @@ class PriorityDeliverer(Deliverer):
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
         seen: list[Delivery] = []
-        for level in self._parts.deliverers:
+        for level in self.levels:
             found = level.peek(most - len(seen) if isinstance(most, int) else most)
             for one in found:
                 one.seq_id += level._state.base
@@ -483,7 +522,7 @@ class PriorityDeliverer(Deliverer):
 
     def drain(self) -> None:
         """Hand out no more messages."""
-        for level in self._parts.deliverers:
+        for level in self.levels:
             level._state.draining = True
         self.wake_consumers()
 
@@ -514,11 +553,12 @@ class PrioritySettler(Settler):
 
     def __init__(self, parts: PriorityParts) -> None:
         first = parts.level(0)
-        self.name = first.state.name
-        self.outstanding = first.settler.outstanding
+        self.name: str = first.state.name
+        self.outstanding: Outstanding = first.settler.outstanding
         self._state = first.state
         self._flusher = first.flusher
         self._letters = first.letters
+        self.mover: Mover = first.letters.mover
         self._parts = parts
 
     def _of(self, delivery: Delivery) -> Settler:
@@ -648,11 +688,11 @@ class PriorityFlusher(Flusher):
 
     def __init__(self, parts: PriorityParts) -> None:
         first = parts.level(0).flusher
-        self.state = first.state
-        self.request = first.request
-        self.mover = first.mover
-        self.times = first.times
-        self.max_dirty = first.max_dirty
+        self.state: QueueState = first.state
+        self.request: Callable[[Flusher], bool] | None = first.request
+        self.mover: Mover = first.mover
+        self.times: Stopwatch = first.times
+        self.max_dirty: int = first.max_dirty
         self._parts = parts
 
     def is_due(self) -> bool:
@@ -668,6 +708,12 @@ class PriorityFlusher(Flusher):
         with self.state.calls.here():
             for level in self._parts.levels:
                 level.flusher.flush()
+
+    def flush_now(self) -> None:
+        """Flush all levels. The emptied journals need not be durable where their records were
+        not."""
+        for level in self._parts.levels:
+            level.flusher.flush_now()
 
     def sync(self) -> None:
         """Make all that returned before durable against power loss."""
@@ -687,7 +733,7 @@ class PriorityRoom(Room):
     """Gives out the room of all levels together."""
 
     def __init__(self, parts: PriorityParts) -> None:
-        self.state = parts.state
+        self.state: QueueState = parts.state
         self._parts = parts
 
     @property

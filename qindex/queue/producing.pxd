@@ -28,6 +28,11 @@ cdef class Producer:
         object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
         object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
+    cpdef Py_ssize_t publish_at(
+        self, object priority, object body, object key=*, object headers=*, object properties=*,
+        object ttl=*, object persistent=*, bint confirm=*, object timeout=*, object delay=*,
+        object at=*, object unique=*, object window=*, object until=*, bint waits=*
+    ) except -1
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t)
     cpdef Py_ssize_t append_pending(self, bytes body, object announce) except? -1
     cpdef int64_t expiry(self, object ttl) except -1

@@ -113,6 +113,8 @@ class Producer:
             if delay is not None or at is not None:
                 due = due_time(delay, at)
             if unique is not None:
+                if state.base and not properties and not isinstance(body, Message):
+                    properties = state.properties
                 message = message_of(body, key, headers, properties, time_ns())
                 return self._publish_unique(
                     message, unique, window, until, ttl, persistent, confirm, timeout, due, waits
@@ -124,7 +126,7 @@ class Producer:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
-                message = Message(body, key, headers or {}, properties or {})
+                message = Message(body, key, headers or {}, properties or dict(state.properties))
                 return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
             middle, expiry = frame
             limits = state.limits
@@ -138,13 +140,16 @@ class Producer:
             state.take()
             if limits is not None and not self._fits(len(body)):
                 lock.release()
-                message = Message(body, key, headers or {}, properties or {})
+                message = Message(body, key, headers or {}, properties or dict(state.properties))
                 return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
             later = state.delays() if due else None
             index = state.index
             stamp = words.now_ns()
             if middle is NOTHING and not expiry:
-                record = plain_record(index.next_seq, state.id_high, body, stamp)
+                if state.base:
+                    record = framed_record(index.next_seq, state.id_high, body, stamp, state.middle)
+                else:
+                    record = plain_record(index.next_seq, state.id_high, body, stamp)
                 seq = index.append(record)
                 ahead = index.ahead
                 if ahead.keeps_up(index.tail, seq, len(body)):
@@ -192,9 +197,10 @@ class Producer:
         waits: bool = True,
     ) -> int:
         """Publish a message with a priority. Raises :class:`UsageError`: this queue has none."""
-        raise self._without_priorities(priority)
+        raise self.without_priorities(priority)
 
-    def _without_priorities(self, priority: object) -> UsageError:
+    def without_priorities(self, priority: object) -> UsageError:
+        """Return the error for a publish with a priority."""
         return UsageError(
             f"queue {self.state.name!r} has no priorities, so a message can't have "
             f"priority={priority!r}: ask the engine for the queue with max_priority= while it is "
@@ -336,8 +342,11 @@ class Producer:
         if ttl is not None or state.message_ttl is not None:
             expiry = self.expiry(ttl)
         if key is None and not headers and not properties:
-            return due_middle(due) if due else NOTHING, expiry
-        headers, properties = headers or _NO_TABLE, properties or _NO_TABLE
+            if not state.base:
+                return due_middle(due) if due else NOTHING, expiry
+            if not due and (room < 0 or len(state.middle) - len(NOTHING) <= room):
+                return state.middle, expiry
+        headers, properties = headers or _NO_TABLE, properties or state.properties
         _check_parts(key, headers, properties)
         if due:
             headers = {**headers, DUE_HEADER: due}
@@ -422,7 +431,7 @@ class Producer:
     ) -> range:
         """See :meth:`qindex.queue.queue.Queue.publish_many`."""
         if priority is not None:
-            raise self._without_priorities(priority)
+            raise self.without_priorities(priority)
         state = self.state
         due = due_time(delay, at)
         given = messages if isinstance(messages, list | tuple) else list(messages)
@@ -438,17 +447,24 @@ class Producer:
         batch = cast("Sequence[bytes]", given)
         if largest > state.options.max_message_bytes:
             _each(batch, lambda body: state.check_size(len(body)))
-        if largest > state.most_embedded or state.limits is not None or not persistent:
+        middle = state.middle
+        most = state.most_embedded - len(middle) + len(NOTHING)
+        if largest > most or state.limits is not None or not persistent:
             stamp = time_ns()
-            stamped = [Message(body, timestamp=stamp) for body in batch]
+            its = state.properties
+            stamped = [Message(body, properties=dict(its), timestamp=stamp) for body in batch]
             return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
         expiry, now = self.expiry(ttl), time_ns()
+        framed = middle
+        if due:
+            its = state.properties
+            framed = encode_middle(None, {DUE_HEADER: due}, its) if its else due_middle(due)
 
         def make(seq: int) -> tuple[bytes | memoryview, I64]:
             if expiry or due:
-                alike = repeat(due_middle(due) if due else NOTHING)
+                alike = repeat(framed)
                 return framed_batch(seq, state.id_high, batch, repeat(now), alike, expiry)
-            return plain_batch(seq, state.id_high, batch, now)
+            return plain_batch(seq, state.id_high, batch, now, middle)
 
         return self._append_batch(make, expiry, due, confirm, waits)
 

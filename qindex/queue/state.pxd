@@ -17,10 +17,11 @@ cdef class QueueState:
     cdef public bint draining, sync_each, to_move, watched
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
+    cdef public bytes middle
     cdef public Bell arrived, settled
     cdef public object alarm, calls, counts, flushed, flushing, keys, leases, levels, limits
     cdef public DueTimes later
-    cdef public object message_ttl, messages, name, options, room, settings, tally
+    cdef public object message_ttl, messages, name, options, properties, room, settings, tally
 
     @cython.locals(lock=PatientLock)
     cpdef int take(self) except -1

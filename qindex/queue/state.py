@@ -14,8 +14,8 @@ from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
 from qindex.format.delays import FILE_NAME as DUE_FILE
 from qindex.format.entries import Entry
-from qindex.format.message_record import plain_body_size
-from qindex.format.priorities import SHIFT
+from qindex.format.message_record import NOTHING, encode_middle, plain_body_size
+from qindex.format.priorities import SHIFT, properties_of
 from qindex.format.settings import QueueSettings
 from qindex.format.unique import FILE_NAME as KEYS_FILE
 from qindex.index.messages import Messages
@@ -69,11 +69,13 @@ class QueueState:
         "lock",
         "message_ttl",
         "messages",
+        "middle",
         "most_embedded",
         "most_plain",
         "nacked_at",
         "name",
         "options",
+        "properties",
         "returns",
         "room",
         "settings",
@@ -110,6 +112,10 @@ class QueueState:
         self.calls: Calls = calls
         # What stands before the seq_ids of the index in those that users get.
         self.base: int = (priority or 0) << SHIFT
+        # The properties of a message that is published without any, and how its record has them.
+        self.properties: dict[str, int] = properties_of(self.base)
+        self.middle: bytes = encode_middle(None, {}, self.properties) if self.base else NOTHING
+        index.middle = self.middle
         # The levels of a priority queue, of which this is one; None in any other queue.
         self.levels: list[QueueState] | None = None
         if beside is None:
@@ -207,7 +213,8 @@ class QueueState:
         self.watched: bool = limited or self.delivery_limit > 0 or settings.dead_letter is not None
         # Bodies up to this size are embedded, where the message needs nothing else.
         plain = settings.message_ttl is None and not limited
-        self.most_plain: int = self.most_embedded if plain else -1
+        most = self.most_embedded - len(self.middle) + len(NOTHING)
+        self.most_plain: int = most if plain else -1
 
     # -- the lock -------------------------------------------------------------------------------
 
@@ -502,8 +509,10 @@ class QueueState:
         self.index.journal.sync()
 
     def sync_all(self) -> None:
-        """Make messages and journal durable, in this order: an index entry is never there
-        without its message."""
+        """Make messages, journal and the windows of unique keys durable, in this order: an index
+        entry is never there without its message."""
         if self.messages is not None:
             self.messages.sync()
         self.index.journal.sync()
+        if self.keys is not None:
+            self.keys.sync()

@@ -109,6 +109,7 @@ class UniqueKeys:
         self._table = KeyTable()
         # The ends of windows, in microseconds since 1970, by seq_id.
         self._windows: dict[int, int] = {}
+        self.is_unsynced: bool = False
         self._unnoted: list[tuple[int, int]] = []
         lost = "a window may end early"
         self._file = NotesFile(index, FILE_NAME, "unique keys", lost)
@@ -162,6 +163,7 @@ class UniqueKeys:
             self._unnoted.append((seq, hashed))
             return
         self._windows[seq] = window
+        self.is_unsynced = True
         try:
             self._file.append(pack_note(seq, hashed) + pack_note(seq + WINDOW_AT, window))
         except StorageError as error:
@@ -207,8 +209,15 @@ class UniqueKeys:
         self._unnoted = []
 
     def sync(self) -> None:
-        """Make the file durable. Raises :class:`StorageError`."""
-        self._file.sync()
+        """Make the windows durable that were noted since the last call, if any. Raises
+        :class:`StorageError`."""
+        if self.is_unsynced:
+            self.is_unsynced = False
+            try:
+                self._file.sync()
+            except BaseException:
+                self.is_unsynced = True
+                raise
 
     def load(self) -> None:
         """Take over what the file and the messages say. Raises :class:`StorageError`."""

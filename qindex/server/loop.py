@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,11 +24,12 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from journal.errors import StoreError, UsageError
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import Bell
+from qindex.server import frames
 from qindex.server import protocol as wire
 from qindex.server.sessions import Served, Session
 
@@ -44,6 +46,8 @@ _THREADS = 4
 _HELLO_TIME = 30.0
 """Seconds that a connection has for its hello."""
 _PEER = struct.Struct("3i")
+_PEER_GROUPS = 59
+"""SO_PEERGROUPS, which the module socket does not name."""
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _FRAME = wire.HEAD.unpack_from
 _HEAD = wire.HEAD_SIZE
@@ -53,15 +57,15 @@ Reply = bytes | None
 
 
 class Rung(Protocol):
-    """What a bell of a queue has rung for."""
+    """Be tried again when a bell of a queue has rung."""
 
     def retry(self) -> None:
         """Try again."""
 
 
 class Connection:
-    """One connection. ``unread``: bytes of a frame that is not all there; ``given``: the
-    last request that was answered with deliveries, and their tag."""
+    """One connection. ``session``: None before its hello; ``unread``: bytes of a frame that is not
+    all there; ``given``: the last request that was answered with deliveries, and their tag."""
 
     __slots__ = (
         "answered",
@@ -86,7 +90,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
         self.fd: int = sock.fileno()
-        self.session: Session | None = None
+        self.session: Session = cast("Session", None)
         self.unread: bytearray = bytearray()
         self.wanted: int = 0
         self.unsent: bytearray = bytearray()
@@ -199,7 +203,7 @@ class Loop:
         self._thread = get_ident()
         self._ended = False
         self._notes = 0
-        self._batched: dict[Connection, bytearray] | None = None
+        self._batched: dict[Connection, bytes] | None = None
         self.frame: wire.Framer = wire.Framer()
 
     def greet(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -315,26 +319,31 @@ class Loop:
         _, uid, gid = _PEER.unpack(raw)
         if uid == self._uid or (self._group is not None and gid == self._group):
             return True
-        if self._group is not None and self._group in _groups_of(uid):
+        if self._group is not None and self._group in _groups_of(sock):
             return True
         self._note("a connection of user %d is refused", uid)
         return False
 
     def _read(self, conn: Connection) -> None:
-        try:
-            data = conn.sock.recv(_READ)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
+        data = frames.received(conn.fd, False)
+        if data is None:
+            try:
+                data = conn.sock.recv(_READ)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
         if not data:
             self._close(conn)
             return
         unread = conn.unread
-        if not unread and _HEAD <= len(data) < conn.most and _FRAME(data)[0] == len(data) - _HEAD:
+        size = len(data)
+        if not unread and _HEAD <= size < conn.most and frames.size_of(data, 0) == size - _HEAD:
             # Most often it is one request, whole.
             try:
-                request = wire.decode(data[_HEAD:])
+                request = frames.values_of(data, _HEAD)
+                if request is None or len(request) < 2 or type(request[0]) is not int:
+                    request = wire.decode(data[_HEAD:])
             except ValueError as error:
                 self._refuse_frame(conn, str(error))
                 return
@@ -395,9 +404,10 @@ class Loop:
         while self.renewed:
             self.renewed.pop().retry()
         batched, self._batched = self._batched, None
-        for other, out in (batched or {}).items():
-            other.answered = 0
-            self.send(other, out)
+        if batched:
+            for other, out in batched.items():
+                other.answered = 0
+                self.send(other, out)
 
     def _resume(self, conn: Connection) -> None:
         """Read on, where that was put off, and there is room for it again."""
@@ -424,29 +434,29 @@ class Loop:
             self._notes += 1
             _log.warning(what, value)
 
-    def send(self, conn: Connection, data: bytes | bytearray) -> None:
+    def send(self, conn: Connection, data: bytes) -> None:
         """Send bytes, at the end of what is being read now."""
         if conn.is_closed:
             return
         if self._batched is not None:
             out = self._batched.get(conn)
-            if out is None:
-                self._batched[conn] = bytearray(data)
-            else:
-                out += data
+            # Most often there is one reply, which is sent as it is.
+            self._batched[conn] = data if out is None else out + data
             conn.answered += len(data)
             return
         if conn.unsent:
             conn.unsent += data
             self._watch(conn)
             return
-        try:
-            sent = conn.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._close(conn)
-            return
+        sent = frames.sent(conn.fd, data)
+        if sent < 0:
+            try:
+                sent = conn.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._close(conn)
+                return
         if sent < len(data):
             conn.unsent += memoryview(data)[sent:]
             self._watch(conn)
@@ -512,6 +522,9 @@ class Loop:
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
             reply = self.error(number, UsageError(f"no such request: {error}"))
             self._note("a request is refused: %r", error)
+        # Those who wait for what this request has brought are woken before its sender.
+        while self.rung:
+            self.rung.popleft().retry()
         if reply is not None:
             self.send(conn, reply)
 
@@ -654,11 +667,11 @@ class Loop:
             listener.close()
 
 
-def _groups_of(uid: int) -> list[int]:
-    import pwd
-
-    try:
-        user = pwd.getpwuid(uid)
-    except KeyError:
-        return []
-    return os.getgrouplist(user.pw_name, user.pw_gid)
+def _groups_of(sock: socket.socket) -> array[int]:
+    """Return the groups that the process at the other end has beside its first one."""
+    groups = array("I")
+    with suppress(
+        OSError
+    ):  # Linux before 4.13, or more than the 256 groups that Python has room for
+        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, 1024))
+    return groups

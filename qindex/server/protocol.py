@@ -24,10 +24,11 @@ import msgpack
 from journal import errors
 from journal.errors import StoreError, UsageError
 from journal.packed import unpack
+from qindex.server import frames
 
 VERSION = 1
 """Of this protocol: server and client have the same."""
-CAPABILITIES = ("consume", "get-ack", "parts")
+CAPABILITIES = ("consume", "get-ack", "parts", "transactions")
 
 HEAD = Struct(">I")
 HEAD_SIZE = HEAD.size
@@ -84,12 +85,20 @@ DONE, ERROR, PUSH = 0, 1, 2
     FORGET,
     CANCEL_MESSAGE,
     MOVE,
-) = range(41)
+    FIND,
+    GET_ONE,
+    BEGIN,
+    PUBLISH_IN,
+    ACK_IN,
+    END,
+) = range(47)
 
 BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
-"""What PUBLISH_MANY passes on to the engine as it is, but for ``at``, a time in ISO 8601."""
+"""The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
 PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
 """The same for a publish."""
+IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"}
+"""The options of PUBLISH_IN."""
 
 _KEPT = 1 << 20
 """Bytes that a packer keeps in memory for the next frame."""
@@ -120,6 +129,13 @@ class Framer:
 
     def __call__(self, *values: Any) -> bytes:
         """Return the frame of an array. Raises :class:`UsageError`."""
+        return self.of(values)
+
+    def of(self, values: tuple[Any, ...]) -> bytes:
+        """Return the frame of an array. Raises :class:`UsageError`."""
+        simple = frames.frame_of(values[0], None, values)
+        if simple is not None:
+            return simple
         try:
             packed: bytes = self._pack(values)
         except (TypeError, ValueError, OverflowError, RecursionError):
@@ -143,7 +159,9 @@ def table(values: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:
 def decode(data: bytes | memoryview) -> list[Any]:
     """Return the array of a frame. Raises :class:`ValueError` for anything else; takes memory in
     proportion to the bytes."""
-    found = unpack(data)
+    found = frames.values_of(data, 0) if type(data) is bytes else None
+    if found is None:
+        found = unpack(data)
     if type(found) is not list or len(found) < 2 or type(found[0]) is not int:
         raise ValueError("no frame of this protocol")
     return found

@@ -1,4 +1,4 @@
-"""What is pushed to consumers, and how messages look on the wire."""
+"""Push messages to consumers, and lay them out for the wire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_PUSHED = 512
 
 
 class Consumer:
-    """What is pushed to one connection, as long as there are messages and credit."""
+    """Push to one connection, as long as there are messages and credit."""
 
     __slots__ = ("conn", "credit", "is_over", "last_tag", "listens", "server")
 
@@ -71,7 +71,6 @@ class Consumer:
         """Send messages, up to ``most``; false when there are none."""
         conn, credit = self.conn, self.credit
         session = conn.session
-        assert session is not None
         served = credit.served
         deliveries = take_some(served, most, credit.lease)
         if not deliveries:

@@ -1,4 +1,4 @@
-"""What the requests of clients do: one engine, its queues, and who holds which deliveries."""
+"""Do what the requests of clients ask for, with one engine and its queues."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from journal.errors import ClosedError, DisconnectedError, StoreError, UsageErro
 from qindex.engine.engine import Engine
 from qindex.format.message import Message, message_of
 from qindex.format.settings import UNSET
+from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.queue import Queue
 from qindex.queue.room import WouldWaitError
@@ -119,7 +120,6 @@ class Server(Loop):
 
     def _bye(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         session.has_said_bye = True
         for member in list(self._members[session]):
             for waiting in list(member.waiting.values()):
@@ -174,7 +174,7 @@ class Server(Loop):
             seq = served.publish(body, waits=False)
         except WouldWaitError:
             return self._publish_any(conn, number, served, body, {})
-        reply = self.frame(number, 0, seq)
+        reply = self.frame.of((number, 0, seq))
         if served.sync_each:
             return self.durable(served, conn, number, reply)
         if not seq & 63 and served.flusher.is_due():
@@ -187,12 +187,7 @@ class Server(Loop):
     def _publish_any(
         self, conn: Connection, number: int, served: Served, body: Any, given: dict[str, Any]
     ) -> Reply:
-        options = dict(given)
-        confirm = bool(options.pop("confirm", False)) or served.sync_each
-        timeout = options.pop("timeout", None)
-        _check_options(options, wire.PUBLISH_OPTIONS)
-        _read_time(options)
-
+        options, confirm, timeout = _options_of(given, wire.PUBLISH_OPTIONS)
         append: Callable[..., int] = served.producer.publish
         if "priority" in options:
             append = partial(served.producer.publish_at, options.pop("priority"))
@@ -202,7 +197,7 @@ class Server(Loop):
 
         def finish(seq: int) -> Reply:
             reply = self.frame(number, wire.DONE, seq)
-            if confirm:
+            if confirm or served.sync_each:
                 return self.durable(served, conn, number, reply)
             return self._see_to_flush(served, conn, number, reply)
 
@@ -220,11 +215,7 @@ class Server(Loop):
     def _publish_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
         batch, conn.parts, conn.parts_size = [*conn.parts, *request[3]], [], 0
-        options = dict(request[4])
-        confirm = bool(options.pop("confirm", False)) or served.sync_each
-        timeout = options.pop("timeout", None)
-        _check_options(options, wire.BATCH_OPTIONS)
-        _read_time(options)
+        options, confirm, timeout = _options_of(request[4], wire.BATCH_OPTIONS)
         size = 0
         for at, one in enumerate(batch):
             if type(one) is not bytes:
@@ -236,7 +227,7 @@ class Server(Loop):
 
         def finish(seqs: range) -> Reply:
             reply = self.frame(number, wire.DONE, seqs.start, seqs.stop)
-            if confirm and seqs:
+            if seqs and (confirm or served.sync_each):
                 return self.durable(served, conn, number, reply)
             return self._see_to_flush(served, conn, number, reply)
 
@@ -244,11 +235,8 @@ class Server(Loop):
         return self._with_room(conn, number, publish, finish, timeout, aside=aside)
 
     def _publish_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        _, _, names, given, options = request
-        options = dict(options)
-        confirm = bool(options.pop("confirm", False))
-        timeout = options.pop("timeout", None)
-        _check_options(options, frozenset({"ttl", "persistent"}))
+        _, _, names, given, more = request
+        options, confirm, timeout = _options_of(more, frozenset({"ttl", "persistent"}))
         message = message_of(_message(given), None, None, None, time_ns())
         ttl, persistent = options.get("ttl"), options.get("persistent", True)
 
@@ -377,19 +365,20 @@ class Server(Loop):
         self, conn: Connection, number: int, served: Served, delivery: Delivery, acked: bool
     ) -> Reply:
         session = conn.session
-        assert session is not None
         tag = session.hold(served, delivery)
         extra = delivery._extra
         try:
-            reply = self.frame(
-                number,
-                wire.DONE,
-                tag,
-                delivery.seq_id,
-                delivery.body,
-                delivery.redelivered,
-                delivery.delivery_count,
-                extra if type(extra) is int else extra_of(delivery),
+            reply = self.frame.of(
+                (
+                    number,
+                    0,
+                    tag,
+                    delivery.seq_id,
+                    delivery.body,
+                    delivery.redelivered,
+                    delivery.delivery_count,
+                    extra if type(extra) is int else extra_of(delivery),
+                )
             )
         except UsageError:
             session.take_back((tag,))
@@ -403,7 +392,6 @@ class Server(Loop):
         if type(most) is not int or most < 1:
             raise UsageError(f"max_messages must be at least 1, not {most!r}")
         session = conn.session
-        assert session is not None
         state = served.state
 
         def attempt() -> Reply:
@@ -469,7 +457,7 @@ class Server(Loop):
     def _want(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         consumer = conn.consumer
         if consumer is not None:
-            if len(consumer.credit.held) >= consumer.credit.prefetch and conn.session is not None:
+            if len(consumer.credit.held) >= consumer.credit.prefetch:
                 conn.session._sweep()  # leases that have run out
             if request[3] >= consumer.last_tag:  # nothing is on its way
                 consumer.credit.is_hungry = True
@@ -479,7 +467,6 @@ class Server(Loop):
     def _cancel(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """The consumer has ended: what it was not given goes back, and does not count."""
         consumer, session = conn.consumer, conn.session
-        assert session is not None
         if consumer is not None:
             consumer.leave()
             last = request[2]
@@ -498,7 +485,7 @@ class Server(Loop):
         """The client closes this connection, in the middle of a call: it has not read the reply of
         this request."""
         answered, tag = conn.given
-        if answered == request[2] and conn.session is not None:
+        if answered == request[2]:
             conn.session.take_back((tag,))
         return None
 
@@ -508,11 +495,100 @@ class Server(Loop):
             conn, number, lambda: wire.frame(number, wire.DONE, *columns(queue.peek(most)))
         )
 
+    def _find(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        queue, key, most = self._queue(request[2]).queue, request[3], request[4]
+        return self.aside(
+            conn, number, lambda: wire.frame(number, wire.DONE, *columns(queue.find(key, most)))
+        )
+
+    def _get_one(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served, seq, lease = self._queue(request[2]), request[3], request[4]
+        delivery = served.deliverer.take_at(seq, lease=lease, waits=False)
+        if delivery is None:
+            return self.frame(number, wire.DONE)
+        return self._given(conn, number, served, delivery, False)
+
+    # -- transactions --------------------------------------------------------------------------
+
+    def _begin(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        assert conn.session is not None
+        transaction = self.engine.transaction()
+        transaction.__enter__()
+        return self.frame(number, wire.DONE, conn.session.begin(transaction))
+
+    def _publish_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        assert conn.session is not None
+        served, together = self._queue(request[2]), conn.session.transaction(request[3])
+        message = message_of(_message(request[4]), None, None, None, time_ns())
+        options, _, timeout = _options_of(request[5], wire.IN_TRANSACTION)
+        due = due_time(options.get("delay"), options.get("at"))
+        unique, window = options.get("unique"), options.get("window")
+        until = options.get("until", "acked")
+
+        def publish() -> int:
+            with together.lock:
+                return together.transaction._publish(
+                    *(served.queue, message, options.get("ttl"), timeout, due),
+                    *(unique, window, until, options.get("priority")),
+                    waits=False,
+                )
+
+        def finish(seq: int) -> Reply:
+            return self.frame(number, wire.DONE, seq)
+
+        aside = served.sync_each or len(message.body) > _LARGE
+        return self._with_room(conn, number, publish, finish, timeout, aside=aside)
+
+    def _ack_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        assert session is not None
+        served, together = self._queue(request[2]), session.transaction(request[3])
+        delivery = session.find(served, request[4], request[5])
+        with together.lock:
+            together.transaction.ack(delivery)
+            together.acks.append((served, request[4], delivery))
+        return self.frame(number, wire.DONE)
+
+    def _end_transaction(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        assert session is not None
+        together = session.transaction(request[2])
+        commit = bool(request[3])
+        # As long as it is there, its deliveries are known to be neither settled nor outstanding.
+
+        def call() -> bytes:
+            with together.lock:
+                if commit:
+                    together.transaction.__exit__(None, None, None)
+                else:
+                    together.transaction._roll_back()
+            return wire.frame(number, wire.DONE)
+
+        def end(*, acked: bool) -> None:
+            session.transactions.pop(request[2], None)
+            for served, tag, delivery in together.acks:
+                if acked:
+                    credit = session.forget(tag, delivery.seq_id)
+                    if credit is not None and not conn.is_closed:
+                        self._renew(credit, conn)
+                elif session.id not in self._sessions:
+                    with suppress(StoreError):
+                        served.settler.nack(delivery, waits=False)
+
+        def done(reply: bytes) -> bytes:
+            end(acked=commit)
+            return reply
+
+        def refused(error: BaseException) -> Reply:
+            end(acked=False)
+            return self.error(number, error)
+
+        return self.aside(conn, number, call, done, refused)
+
     # -- settling ------------------------------------------------------------------------------
 
     def _ack_one(self, conn: Connection, served: Served, tag: int, seq: int) -> None:
         session = conn.session
-        assert session is not None
         delivery = session.find(served, tag, seq)
         try:
             served.settler.ack(delivery, False)
@@ -527,7 +603,6 @@ class Server(Loop):
         if credit.room() > 0:
             consumer = conn.consumer
             if consumer is None or consumer.credit is not credit:
-                assert conn.session is not None
                 for member in self._members[conn.session]:
                     if member.consumer is not None and member.consumer.credit is credit:
                         consumer = member.consumer
@@ -537,7 +612,7 @@ class Server(Loop):
     def _ack(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._served.get(request[2]) or self._queue(request[2])
         self._ack_one(conn, served, request[3], request[4])
-        reply = self.frame(number, 0)
+        reply = self.frame.of((number, 0))
         return self._settled(served, conn, number, reply) if served.sync_each else reply
 
     def _settled(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
@@ -547,7 +622,6 @@ class Server(Loop):
         served = self._queue(request[2])
         tags, seqs = request[3], request[4]
         session = conn.session
-        assert session is not None
         served.settler.ack_many(session.find_many(served, tags, seqs), waits=False)
         for credit in session.forget_many(tags, seqs):
             self._renew(credit, conn)
@@ -557,7 +631,6 @@ class Server(Loop):
         served = self._queue(request[2])
         count = served.settler.ack_up_to(request[3], waits=False)
         session = conn.session
-        assert session is not None
         credits = {one.consumer for one in self._members[session] if one.consumer is not None}
         session._sweep()
         self.renewed.extend(credits)
@@ -594,7 +667,6 @@ class Server(Loop):
         """Settle a delivery in another thread: it may have to be moved, or something synced."""
         served, tag, seq = self._queue(request[2]), request[3], request[4]
         session = conn.session
-        assert session is not None
         delivery = session.find(served, tag, seq)
 
         def call() -> bytes:
@@ -627,7 +699,6 @@ class Server(Loop):
     ) -> Reply:
         served, tag, seq = self._queue(request[2]), request[3], request[4]
         session = conn.session
-        assert session is not None
         delivery = session.find(served, tag, seq)
         settler = served.settler
         reply = self.frame(number, wire.DONE)
@@ -659,7 +730,6 @@ class Server(Loop):
 
     def _take_back(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         for tag, seq in request[2]:
             for served in self._served.values():
                 with suppress(UsageError):
@@ -672,14 +742,12 @@ class Server(Loop):
     def _extend_lease(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
         session = conn.session
-        assert session is not None
         delivery = session.find(served, request[3], request[4])
         served.settler.extend_lease(delivery, request[5])
         return self.frame(number, wire.DONE)
 
     def _is_out(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         try:
             delivery = session.find(self._queue(request[2]), request[3], request[4])
         except StoreError:
@@ -726,7 +794,6 @@ class Server(Loop):
 
     def _held(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
-        assert session is not None
         return self.frame(number, wire.DONE, session.count())
 
     def _sync_queue(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -809,24 +876,32 @@ class Server(Loop):
             wire.FORGET: self._forget,
             wire.CANCEL_MESSAGE: self._cancel_message,
             wire.MOVE: self._move,
+            wire.FIND: self._find,
+            wire.GET_ONE: self._get_one,
+            wire.BEGIN: self._begin,
+            wire.PUBLISH_IN: self._publish_in,
+            wire.ACK_IN: self._ack_in,
+            wire.END: self._end_transaction,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
 
 
-def _check_options(given: dict[str, Any], known: frozenset[str]) -> None:
-    for name in given:
+def _options_of(
+    given: dict[str, Any], known: frozenset[str]
+) -> tuple[dict[str, Any], bool, float | None]:
+    """Return the options of a publish, whether it is to be confirmed, and its timeout."""
+    options = dict(given)
+    confirm, timeout = bool(options.pop("confirm", False)), options.pop("timeout", None)
+    for name in options:
         if name not in known:
             raise UsageError(f"there is no option {name!r}")
-
-
-def _read_time(options: dict[str, Any]) -> None:
-    """Read the time at which a message is due, as the client has written it."""
     at = options.get("at")
     if at is not None:
         try:
             options["at"] = datetime.fromisoformat(at)
         except (TypeError, ValueError):
             raise UsageError(f"at must be a time in ISO 8601, not {at!r}") from None
+    return options, confirm, timeout
 
 
 def _size(one: Any) -> int:

@@ -1,4 +1,4 @@
-"""Sessions: which client holds which deliveries, and where they go when it ends.
+"""Keep which client holds which deliveries, and give them back when it ends.
 
 Nothing here knows of sockets, or of bytes.
 """
@@ -6,10 +6,12 @@ Nothing here knows of sockets, or of bytes.
 from __future__ import annotations
 
 import os
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from journal.errors import StoreError, UsageError
+from qindex.engine.transactions import Transaction
 from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import Batch, Delivery, lease_expired
 from qindex.queue.flushing import Flusher
@@ -54,7 +56,7 @@ class Served:
 
 
 class Credit:
-    """What one consumer may still be given: at most ``prefetch`` messages are with it at a time.
+    """Limit what one consumer is given: at most ``prefetch`` messages are with it at a time.
 
     ``held``: the tags of those that are. ``is_hungry``: it has none left to hand out, and waits.
     """
@@ -86,6 +88,23 @@ Held = tuple[Served, Delivery, Credit | None]
 HeldBatch = tuple[Served, dict[int, Delivery], Batch]
 
 
+class Together:
+    """A transaction of a client. ``lock``: held for each of its calls, some of which are made by
+    other threads. ``acks``: queue, tag and delivery of what it acknowledges."""
+
+    __slots__ = ("acks", "lock", "transaction")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction: Transaction = transaction
+        self.lock: LockType = allocate_lock()
+        self.acks: list[tuple[Served, int, Delivery]] = []
+
+    def roll_back(self) -> None:
+        """Undo it, if it is not over."""
+        with self.lock:
+            self.transaction._roll_back()
+
+
 class Session:
     """One client. ``id``: a random secret that its further connections name.
 
@@ -94,12 +113,27 @@ class Session:
 
     def __init__(self) -> None:
         self.id: bytes = os.urandom(16)
-        self.connections: int = 0
         self.has_said_bye = False
         self._held: dict[int, Held | HeldBatch] = {}
         self._next_tag = 1
         self._lapsed: dict[tuple[int, int], None] = {}
+        self.transactions: dict[int, Together] = {}
+        self._next_transaction = 1
         self._sweep_at = _SWEEP_AT
+
+    def begin(self, transaction: Transaction) -> int:
+        """Keep a transaction for the client. Return its number."""
+        number = self._next_transaction
+        self._next_transaction = number + 1
+        self.transactions[number] = Together(transaction)
+        return number
+
+    def transaction(self, number: int) -> Together:
+        """Return a transaction of the client. Raises :class:`UsageError`."""
+        found = self.transactions.get(number)
+        if found is None:
+            raise UsageError(f"the transaction {number!r} is over")
+        return found
 
     def hold(self, served: Served, delivery: Delivery, credit: Credit | None = None) -> int:
         """Note a delivery as the client's. Return its tag."""
@@ -218,10 +252,15 @@ class Session:
         self._sweep_at = max(_SWEEP_AT, 2 * len(self._held))
 
     def _look_at(self, tag: int, delivery: Delivery) -> None:
-        if delivery.settled:
+        if delivery.settled and not self._in_transaction(delivery):
             if delivery._has_lapsed():
                 self._lapsed[tag, delivery.seq_id] = None
             self.forget(tag, delivery.seq_id)
+
+    def _in_transaction(self, delivery: Delivery) -> bool:
+        return any(
+            delivery is one for each in self.transactions.values() for _, _, one in each.acks
+        )
 
     def take_back(self, tags: Iterable[int]) -> None:
         """Take back what never reached the client's program; it does not count as delivered."""
@@ -242,6 +281,9 @@ class Session:
     def end(self) -> None:
         """The client has gone: all that it held goes back to its queues, as delivered if it died,
         as if it had not been if it has said good-bye."""
+        transactions, self.transactions = self.transactions, {}
+        for one in transactions.values():
+            one.roll_back()
         if self.has_said_bye:
             self.take_back(list(self._held))
             return

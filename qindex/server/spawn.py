@@ -103,7 +103,7 @@ def start(directory: str, options: dict[str, Any], linger: float) -> None:
 
 def check_may_start() -> None:
     """Raise :class:`UsageError` in a process that can't, or must not, start a server."""
-    if getattr(sys, "frozen", False) or not sys.executable:
+    if not interpreter():
         raise UsageError(
             "a frozen program can't start the server of a shared store: run `qindex serve DIR`"
         )
@@ -111,6 +111,20 @@ def check_may_start() -> None:
         raise UsageError(
             "a process with another's rights (setuid) starts no server: run `qindex serve DIR`"
         )
+
+
+def interpreter() -> str:
+    """Return the path of the Python that runs here, or "" where there is none.
+
+    ``sys.executable`` is another program where one has Python within it, such as uWSGI.
+    """
+    if getattr(sys, "frozen", False):
+        return ""
+    if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
+        return sys.executable
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    found = (os.path.join(root, "bin", name) for root in (sys.exec_prefix, sys.base_exec_prefix))
+    return next(filter(os.path.exists, found), "")
 
 
 def _paths() -> str:
@@ -130,7 +144,7 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
     arguments = msgpack.packb([directory, options, linger]).hex()
     environment = {key: one for key, one in os.environ.items() if not key.startswith("PYTHON")}
     flags = ["-I", "-B"] if sys.flags.dont_write_bytecode else ["-I"]
-    command = [sys.executable, *flags, "-c", _BOOT, _paths(), arguments]
+    command = [interpreter(), *flags, "-c", _BOOT, _paths(), arguments]
     try:
         with subprocess.Popen(
             command,
@@ -145,7 +159,7 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
             assert process.stdout is not None
             said = process.stdout.read(1 << 16)
     except OSError as error:
-        raise StorageError(sys.executable, "the server can't be started", error) from error
+        raise StorageError(command[0], "the server can't be started", error) from error
     try:
         kind, *values = msgpack.unpackb(said)
     except (ValueError, msgpack.UnpackException) as error:

@@ -19,6 +19,7 @@ from journal.fs.files import REAL, FileSystem, PathLike, checked_path, read_opti
 from journal.locks.directory_lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
+from qindex.format.rabbitmq.names import directory_name
 from qindex.format.transactions import damage_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.pair_scan import Depth
@@ -30,7 +31,7 @@ from qindex.tools.names_check import check_names
 from qindex.tools.queue_check import CheckedQueue, check_queue
 from qindex.tools.snapshot_check import check_messages, check_queues
 from qindex.tools.store_check import StoreCheck
-from qindex.view.rabbitmq_vhost import find_vhosts
+from qindex.view.rabbitmq_vhost import find_vhosts, group_queues, raw_name
 from qindex.view.reader import StoreReader
 
 _BLANK = b"\0 \t\r\n"
@@ -148,6 +149,7 @@ class StoreVerification:
         yield from self._lock()
         yield from self._moves()
         yield from self._queues()
+        yield from self._priorities()
         store = self.messages = self._store_check()
         yield from list(store.findings())
         self.figures.records += store.records
@@ -187,6 +189,22 @@ class StoreVerification:
             self.figures.queues += 1
             self.figures.entries += checked.entries
             self.figures.bytes += checked.bytes
+
+    def _priorities(self) -> Iterator[Finding]:
+        """Find priority queues of ours that lack the directory of priority 0: it has the settings,
+        and an engine knows the queue by it."""
+        marker = self.reader.marker
+        if marker is None:
+            return
+        queues = group_queues([checked.queue for checked in self.checked])
+        for name, directories in queues.items():
+            priorities = {one.priority for one in directories}
+            if priorities != {None} and 0 not in priorities:
+                place = directory_name(marker.vhost, raw_name(name), 0)
+                path = os.path.join(self.reader.directory, layout.QUEUES, place)
+                what = f"the directory of priority 0 of queue {name!r} is missing"
+                lost = "its messages and the settings are lost"
+                yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
 
     def _is_clean(self) -> bool:
         return read_optional(self.fs, os.path.join(self.reader.directory, SNAPSHOT)) is not None

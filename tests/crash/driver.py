@@ -58,6 +58,10 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "stored_later": (1300, {"delay": 5e8}),
     "unique": (24, {"unique": UNIQUE_KEYS[0]}),
     "stored_unique": (1300, {"unique": UNIQUE_KEYS[1]}),
+    "middle": (24, {"priority": 1}),
+    "high": (24, {"priority": 3}),
+    "high_rich": (40, {"key": "k", "headers": {"n": 1}, "priority": 3}),
+    "stored_high": (1300, {"priority": 3}),
 }
 """Kinds of messages: bytes of the body, and what else publish gets."""
 _NOT_LASTING = {"expired", "transient", "stored_expired", "stored_transient"}
@@ -310,7 +314,8 @@ class Driver:
         self._number += 1
         made = []
         for name in names:
-            one = Message(self._number, kind not in _NOT_LASTING)
+            priority = KINDS[kind][1].get("priority", 0)
+            one = Message(self._number, kind not in _NOT_LASTING, priority=priority)
             self.books[name].messages[self._number] = one
             self.books[name].changed()
             made.append(one)
@@ -668,7 +673,7 @@ class Driver:
         self.do_ack_many(name, 0, count)
 
 
-_BATCH_OPTIONS = ("ttl", "persistent", "delay")
+_BATCH_OPTIONS = ("ttl", "persistent", "delay", "priority")
 _IN_BATCH = {"rich": "small", "stored_rich": "stored", "later_rich": "later"}
 """A batch has neither keys nor headers."""
 

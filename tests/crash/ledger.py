@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from qindex.format.priorities import SHIFT
+
 __all__ = ["Book", "Message", "Outcome", "Promise", "Queued", "violations"]
 
 NONE: frozenset[int] = frozenset()
@@ -47,7 +49,8 @@ class Promise:
     in the one or the other, until it is ``leaving`` that one; after a loss of power it may be in
     both, unless it ``moves_once``.
     ``published_in``, ``acked_in``: transactions whose commits have begun, and messages of theirs.
-    ``was_safe``: were durable, whatever became of them.
+    ``was_safe``: were durable, whatever became of them. ``priorities``: of messages; ``next_seqs``:
+    as ``next_seq``, of each priority.
     """
 
     must_exist: bool
@@ -71,13 +74,16 @@ class Promise:
     published_in: frozenset[tuple[int, int]]
     acked_in: frozenset[tuple[int, int]]
     was_safe: frozenset[int]
+    priorities: dict[int, int]
+    next_seqs: dict[int, int]
 
 
 @dataclass(slots=True)
 class Message:
     """One message in one queue. ``lasting``: it outlives the engine's run and its own ttl.
     ``delayed``: it was published, or given back, with a delay. ``rank``: its place among others,
-    once it is due. ``published_in``, ``acked_in``: the numbers of transactions, 0 for none."""
+    once it is due. ``published_in``, ``acked_in``: the numbers of transactions, 0 for none.
+    ``priority``: messages with a higher one come first."""
 
     number: int
     lasting: bool
@@ -97,6 +103,7 @@ class Message:
     rank: float = 0
     published_in: int = 0
     acked_in: int = 0
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class Book:
     def ready(self) -> list[Message]:
         """Give those that a get would give, in order."""
         ready = (one for one in self.messages.values() if one.ready)
-        return sorted(ready, key=lambda one: one.rank or one.number)
+        return sorted(ready, key=lambda one: (-one.priority, one.rank or one.number))
 
     def out(self) -> list[Message]:
         """Give those that are with a consumer, in order."""
@@ -173,9 +180,7 @@ class Book:
                 delivered=_numbers(one for one in every if one.delivered),
                 safely_delivered=_numbers(one for one in every if one.safely_delivered),
                 offered=_numbers(one for one in every if one.offered),
-                next_seq=max(
-                    (one.seq_id + 1 for one in every if one.seq_id is not None), default=0
-                ),
+                next_seq=_next_seqs(every).get(0, 0),
                 reserved=self.reserved,
                 moved=frozenset((one.number, one.moved_to) for one in moved),
                 safely_moved=frozenset((one.number, one.moved_to) for one in moved if one.safe),
@@ -186,8 +191,19 @@ class Book:
                 published_in=_pairs((one.published_in, one.number) for one in every),
                 acked_in=_pairs((one.acked_in, one.number) for one in every),
                 was_safe=_numbers(one for one in every if one.safe),
+                priorities={one.number: one.priority for one in every},
+                next_seqs=_next_seqs(every),
             )
         return self._frozen
+
+
+def _next_seqs(messages: Iterable[Message]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for one in messages:
+        if one.seq_id is not None:
+            priority = one.seq_id >> SHIFT
+            found[priority] = max(found.get(priority, 0), one.seq_id + 1)
+    return found
 
 
 def _numbers(messages: Iterable[Message]) -> frozenset[int]:
@@ -313,18 +329,23 @@ def _of_queue(
     numbers = [one.number for one in messages]
     moving = again | begun | promise.delayed
     sure = [one for one in numbers if one not in moving]
-    if len(numbers) > len(present) or sure != sorted(sure):
+    priorities = promise.priorities
+    in_order = sorted(sure, key=lambda number: (-priorities.get(number, 0), number))
+    if len(numbers) > len(present) or sure != in_order:
         found.append(f"not in order, or twice: {numbers}")
     seqs = [one.seq_id for one in messages if one.number not in promise.delayed]
-    if seqs != sorted(set(seqs)):
+    if seqs != sorted(set(seqs), key=lambda seq: (-(seq >> SHIFT), seq)):
         found.append(f"seq_ids out of order: {seqs}")
-    seqs = sorted(one.seq_id for one in messages)
+    seqs = sorted(one.seq_id for one in messages if not one.seq_id >> SHIFT)
     for one in messages:
         given = promise.seqs.get(one.number)
         made_again = one.number in again
         if given is not None and given != one.seq_id and not made_again:
             found.append(f"message {one.number} had seq_id {given}, now {one.seq_id}")
-        if given is None and one.number in promise.seqs and one.seq_id < promise.next_seq:
+        if one.seq_id >> SHIFT != priorities.get(one.number, 0) and not made_again:
+            found.append(f"message {one.number} has another priority: seq_id {one.seq_id}")
+        next_of_its = promise.next_seqs.get(one.seq_id >> SHIFT, 0)
+        if given is None and one.number in promise.seqs and one.seq_id < next_of_its:
             found.append(f"message {one.number} got seq_id {one.seq_id}, which was given out")
         if one.redelivered and one.number not in promise.offered:
             found.append(f"message {one.number} passes for delivered, and never was")
@@ -346,7 +367,8 @@ def _of_last(promise: Promise, messages: tuple[Queued, ...], next_seq: int) -> l
     found = []
     if there not in ([], lasting):
         found.append(f"of {lasting}, which had not been published, {there} are there")
-    most = max([promise.next_seq, *(one.seq_id + 1 for one in messages)])
+    plain = (one.seq_id + 1 for one in messages if not one.seq_id >> SHIFT)
+    most = max([promise.next_seq, *plain])
     is_reserved = 0 < promise.next_seq + len(last) <= promise.reserved
     if is_reserved and next_seq > most + len(last) - len(lasting):
         found.append(f"seq_id {next_seq} is given out, and {most} never was")

@@ -235,7 +235,10 @@ def _found(delivery: Delivery, key: str | None, properties: dict[str, Any]) -> Q
     for name in (FIRST_QUEUE, FIRST_REASON):
         headers.pop(name, None)
     told = (key, headers, properties)
-    if told != (options.get("key"), options.get("headers", {}), options.get("properties", {})):
+    wanted = dict(options.get("properties", {}))
+    if "priority" in options:
+        wanted["priority"] = options["priority"]
+    if told != (options.get("key"), options.get("headers", {}), wanted):
         raise _BrokenError(f"message {number!r} has another key or headers: {told}")
     if (delivery.expiry is not None) != ("ttl" in options and not deaths):
         raise _BrokenError(f"message {number!r} expires at {delivery.expiry}")

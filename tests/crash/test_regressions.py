@@ -161,6 +161,7 @@ REGRESSIONS = [
 _LONG = "sector with an entry lost, the one with its ack not"
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "workload",
     [

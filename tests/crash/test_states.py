@@ -126,6 +126,7 @@ def test_a_seed_gives_one_workload() -> None:
     assert random_workload(7) != random_workload(8)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.interpreted  # the owner's plan is replaced
 def test_the_program_finds_shrinks_and_tells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

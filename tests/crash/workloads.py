@@ -849,4 +849,71 @@ TOGETHER: tuple[Workload, ...] = (
     ),
 )
 
-WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + LATER + TOGETHER
+_UP_TO_3 = (("max_priority", 3),)
+
+FIRST: tuple[Workload, ...] = (
+    *_many(
+        "priorities",
+        (
+            ("publish", "a"),
+            ("publish", "a", "high"),
+            ("publish", "a", "middle"),
+            ("publish", "a", "stored_high"),
+            ("sync",),
+            ("get", "a", 2),
+            ("ack", "a"),
+            ("publish", "a", "high_rich"),
+            ("flush", "a"),
+            ("publish_many", "a", 2, "middle"),
+            ("requeue", "a"),
+            ("get", "a", 4),
+            ("ack_many", "a", 0, 3),
+            ("reopen",),
+            ("publish", "a", "middle"),
+            ("publish", "a", "high"),
+            ("flush", "a"),
+            ("consume", "a", 2),
+            ("purge", "a"),
+            ("publish", "a", "high"),
+            ("sync",),
+            ("publish", "a"),
+            ("delete", "a"),
+            ("limited", "a", _UP_TO_3),
+            ("publish", "a", "high"),
+        ),
+        setup=(("open",), ("limited", "a", _UP_TO_3)),
+    ),
+    *_many(
+        "a queue gets priorities",
+        (
+            ("publish_many", "a", 2),
+            ("consume", "a", 2),
+            ("limited", "a", _UP_TO_3),
+            ("publish", "a", "high"),
+            ("publish", "a"),
+            ("close",),
+            ("open",),
+            ("get", "a", 2),
+            ("ack", "a"),
+        ),
+    ),
+    *_many(
+        "dead letters of priorities",
+        (
+            ("publish", "a", "middle"),
+            ("publish", "a", "high"),
+            ("publish", "a"),
+            ("get", "a", 2),
+            ("dead", "a", "d"),
+            ("sync",),
+            ("dead", "a", "d"),
+            ("publish", "a", "high"),
+            ("get", "a"),
+            ("move", "a", "d"),
+            ("consume", "d"),
+        ),
+        setup=(("open",), ("queue", "d"), ("limited", "a", (*_UP_TO_3, ("dead_letter", "d")))),
+    ),
+)
+
+WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + LATER + TOGETHER + FIRST

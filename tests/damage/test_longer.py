@@ -41,6 +41,7 @@ def is_named(harm: Harm, verdict: Verdict) -> bool:
     return any(os.path.basename(harm.path) in one for one in verdict.told)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(36000)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("clean", [False, True], ids=["killed", "closed"])

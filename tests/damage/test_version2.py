@@ -86,6 +86,7 @@ def unchecked(path: Path, harm: str, data: bytes) -> str:
     return ""
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", STORES)
 def test_each_byte_and_each_length(name: str, tmp_path: Path) -> None:

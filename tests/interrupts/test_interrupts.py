@@ -123,6 +123,7 @@ def chosen(points: int, what: str) -> Sequence[int]:
     return part(range(1, points + 1), EVERY, what)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
 def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation, shared: bool) -> None:

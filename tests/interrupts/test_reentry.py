@@ -130,6 +130,7 @@ def ask(store: rocketstore.Store) -> None:
 ROCKET_CASES = list(product(rocket.OPERATIONS, [put, put_elsewhere, ask]))
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("operation", "handler"), part(ROCKET_CASES, SLICES, "handlers of a store"), ids=name_of
 )

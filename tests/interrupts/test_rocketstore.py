@@ -203,6 +203,7 @@ def check_afterwards(path: Path, store: rocketstore.Store, case: Case, *, again:
     return state
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
 def test_a_call_that_is_cut_short(
     tmp_path: Path, operation: Operation, monkeypatch: pytest.MonkeyPatch

@@ -236,6 +236,7 @@ FIRST = by_tier(quick=10, all=40, nightly=1000)
 ENOUGH = by_tier(quick=10, all=50, nightly=50)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_no_crash_loses_what_was_promised(workload: Callable[[Driver], None]) -> None:
     fs = record(workload)

@@ -265,6 +265,7 @@ def check(
     assert_counts(engine, fs)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_no_crash_loses_what_was_promised(workload: Callable[[Driver], None]) -> None:

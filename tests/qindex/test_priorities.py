@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -16,8 +17,11 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.engine.opening import open_store
 from qindex.format.priorities import SHIFT, split_seq_id
 from qindex.format.rabbitmq.names import directory_name
+from qindex.tools.verify import verify
+from tests.faulty_fs import FaultyFileSystem
 from tests.waiting import WAIT
 
 
@@ -74,6 +78,18 @@ def test_an_urgent_message_comes_after_the_running_one_at_most(engine: qindex.En
         delivery.ack()
     assert done[5] == b"urgent"
     assert len(done) == 201
+
+
+def test_low_priorities_wait_as_long_as_there_are_higher_ones(engine: qindex.Engine) -> None:
+    """Demand, priority: there is no longest wait, and the documentation says so."""
+    queue = engine.queue("jobs", max_priority=1)
+    queue.publish(b"low")
+    for _ in range(50):
+        queue.publish(b"high", priority=1)
+        assert queue.get().body == b"high"
+    assert queue.get().body == b"low"
+    docs = Path(__file__).parents[2] / "docs" / "limits.md"
+    assert "There is no longest wait." in docs.read_text()
 
 
 def test_a_requeued_message_returns_to_its_place(engine: qindex.Engine) -> None:
@@ -297,6 +313,65 @@ def test_dead_letters_and_moves_between_priority_queues_keep_their_priority(
     assert (moved.body, moved.priority) == (b"moved", 3)
     engine.publish_to(["jobs", "dead"], qindex.Message(b"both", properties={"priority": 8}))
     assert (jobs.get().priority, dead.get().priority) == (8, 5)
+
+
+def test_a_transaction_spans_priorities(engine: qindex.Engine) -> None:
+    jobs = engine.queue("jobs", max_priority=5)
+    jobs.publish_many([b"a", b"b"], priority=1)
+    jobs.publish(b"c", priority=4)
+    taken = [jobs.get() for _ in range(3)]
+    with engine.transaction() as tx:
+        seqs = [tx.publish("jobs", b"%d" % n, priority=n) for n in (2, 5, 2)]
+        seqs.append(tx.publish(jobs, qindex.Message(b"m", properties={"priority": 3})))
+        for one in taken:
+            tx.ack(one)
+        assert jobs.get(0) is None
+    assert [seq >> SHIFT for seq in seqs] == [2, 5, 2, 3]
+    assert jobs.stats().unacked == 0
+    assert bodies(jobs) == [b"5", b"m", b"2", b"2"]
+
+    def fail(tx: qindex.Transaction) -> None:
+        with tx:
+            tx.publish("jobs", b"undone", priority=5)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail(engine.transaction())
+    assert jobs.get(0) is None
+    plain = engine.queue("plain")
+    with engine.transaction() as tx, pytest.raises(qindex.UsageError, match="has no priorities"):
+        tx.publish(plain, b"x", priority=1)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_with_priorities_is_whole_after_a_kill(
+    tmp_path: Path, *, committed: bool
+) -> None:
+    directory = tmp_path / "data"
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    run_and_kill(
+        f"""
+import os, signal, qindex
+engine = qindex.open({str(directory)!r})
+jobs = engine.queue("jobs", max_priority=3)
+jobs.publish(b"old", priority=2)
+delivery = jobs.get()
+with engine.transaction() as tx:
+    tx.publish("jobs", b"new", priority=3)
+    tx.publish("jobs", b"low")
+    tx.ack(delivery)
+    {"pass" if committed else kill}
+"""
+    )
+    wanted = [b"new", b"low"] if committed else [b"old"]
+    with qindex.open(directory, read_only=True) as reading:
+        assert [one.body for one in reading.queue("jobs") if one.body != b"old"] == [
+            one for one in wanted if one != b"old"
+        ]
+    qindex.repair(directory, tmp_path / "repaired")
+    for path in (directory, tmp_path / "repaired"):
+        with qindex.open(path) as engine:
+            assert bodies(engine.queue("jobs")) == wanted
 
 
 # -- limits, purge, figures ---------------------------------------------------------------------
@@ -670,6 +745,38 @@ def test_a_directory_that_is_lost_is_no_reason_to_refuse_the_others(tmp_path: Pa
         assert bodies(queue) == [b"high"]
 
 
+def test_damaged_settings_are_set_aside_and_no_message_is_lost(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("jobs", max_priority=9, max_length=50)
+        for priority in (0, 4):
+            queue.publish(b"%d" % priority, priority=priority)
+    settings = tmp_path / "queues" / directory_name("/", "jobs", 0) / "qindex.settings"
+    settings.write_bytes(b"damaged")
+    with qindex.open(tmp_path) as engine, pytest.raises(qindex.DamageError, match="settings"):
+        engine.queue("jobs")
+    with qindex.open(tmp_path, repair=True) as engine:
+        queue = engine.queue("jobs", max_priority=7)
+        assert queue.settings.max_priority == 7
+        assert queue.settings.max_length is None
+        assert bodies(queue) == [b"4", b"0"]
+
+
+def test_a_level_that_finds_no_room_is_made_later(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    with open_store(tmp_path, fs=fs, background=False) as engine:
+        queue = engine.queue("jobs", max_priority=9)
+        queue.publish(b"low")
+        for call in ("mkdir", "write", "rename", "open"):
+            fs.fail(call, errno.ENOSPC)
+            with pytest.raises(qindex.StorageError):
+                queue.publish(b"high", priority=7)
+            fs.heal()
+            assert len(queue) == 1
+        queue.publish(b"high", priority=7)
+        assert bodies(queue) == [b"high", b"low"]
+    assert verify(tmp_path).findings == []
+
+
 def test_an_early_close_and_flush_leave_all_levels_on_disk(tmp_path: Path) -> None:
     with qindex.open(tmp_path, durability="fsync") as engine:
         queue = engine.queue("jobs", max_priority=3)
@@ -869,6 +976,12 @@ def test_a_shared_store_has_priority_queues(tmp_path: Path) -> None:
             jobs.publish(b"x", priority=6)
         with pytest.raises(qindex.UsageError, match="has no priorities"):
             engine.queue("plain").publish(b"x", priority=1)
+        with engine.transaction() as tx:
+            assert tx.publish("jobs", b"together", priority=3) >> SHIFT == 3
+            tx.publish("jobs", b"too")
+        found = jobs.get()
+        assert (found.body, found.priority, found.properties) == (b"together", 3, {"priority": 3})
+        assert jobs.get().body == b"too"
 
 
 def test_with_a_prefetch_of_one_a_shared_consumer_gets_an_urgent_message_next(

@@ -108,17 +108,19 @@ def expected(rows: Iterator[Row], *, redelivered: bool | None = None) -> list[Me
     return found
 
 
-def declare(node: Node, queues: list[str]) -> None:
+def declare(node: Node, queues: list[str], arguments: dict[str, Any] | None = None) -> None:
     connection = node.start()
     for queue in queues:
-        connection.channel().queue_declare(queue, durable=True)
+        connection.channel().queue_declare(queue, durable=True, arguments=arguments)
     connection.close()
     node.run("stop")
 
 
-def delivers(node: Node, source: Path, queues: list[str]) -> int:
+def delivers(
+    node: Node, source: Path, queues: list[str], arguments: dict[str, Any] | None = None
+) -> int:
     """Give a node the queues of ``source``; it delivers what we read there. Gives the messages."""
-    declare(node, queues)
+    declare(node, queues, arguments)
     node.put(source)
     connection = node.start()
     count = 0
@@ -153,6 +155,26 @@ def test_a_node_starts_from_a_store_of_ours(node: Node, tmp_path: Path) -> None:
             engine.queue("ours").publish(body, key="ours", headers=headers)
     convert(tmp_path / "store", 2, out=tmp_path / "vhost")
     assert delivers(node, tmp_path / "vhost", ["ours"]) == 3000
+
+
+def test_a_priority_queue_goes_to_a_node_and_comes_back(node: Node, tmp_path: Path) -> None:
+    chance = random.Random(4)
+    with qindex.open(tmp_path / "store", background=False) as engine:
+        jobs = engine.queue("jobs", max_priority=9)
+        for number in range(600):
+            body = b"%d:" % number + chance.randbytes(chance.choice((0, 20, 900, 9000)))
+            jobs.publish(body, priority=number % 7, key="jobs")
+    report = convert(tmp_path / "store", 2, out=tmp_path / "vhost")
+    (declared,) = report.declarations
+    assert declared["arguments"] == {"x-max-priority": 9}
+    assert delivers(node, tmp_path / "vhost", ["jobs"], declared["arguments"]) == 600
+    node.run("stop")
+    qindex.salvage(node.vhost, tmp_path / "back")
+    with qindex.open(tmp_path / "back") as engine:
+        jobs = engine.queue("jobs")
+        assert jobs.settings.max_priority == 9
+        assert jobs.stats().ready_by_priority == (86, 86, 86, 86, 86, 85, 85, 0, 0, 0)
+        assert [one.priority for one in jobs.get_many(85)] == [6] * 85
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

@@ -415,6 +415,7 @@ def test_the_budget() -> None:
     assert FileBudget(1 << 30).journals < 1 << 29  # what the process may is respected
 
 
+@pytest.mark.rotates(3)
 def test_files_of_the_message_store_are_within_the_budget(tmp_path: Path) -> None:
     with open_quietly(tmp_path, max_open_files=64, embed_below=64, store_file_bytes=4096) as engine:
         before = open_files()
@@ -506,6 +507,7 @@ def test_threads_on_more_queues_than_may_be_awake(tmp_path: Path) -> None:
                 assert numbers == sorted(set(numbers))
 
 
+@pytest.mark.rotates(3)
 def test_an_event_loop_stays_within_the_limit(tmp_path: Path) -> None:
     async def run() -> int:
         most = 0

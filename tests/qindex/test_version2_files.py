@@ -144,6 +144,7 @@ def test_holes_are_no_messages(tmp_path: Path) -> None:
     assert reader.summary().messages == 3
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("pairs", "kept"),
     part(

@@ -287,6 +287,7 @@ def check_whole(store: Store, asked: set[bytes]) -> None:
         assert found == sorted(set(found))
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("workload", CHOSEN, ids=lambda workload: workload.__name__)
 def test_every_state(workload: Workload) -> None:
     fs, promises = record(workload)
@@ -333,6 +334,7 @@ def test_crash_in_recovery(workload: Workload) -> None:
     assert states > ENOUGH
 
 
+@pytest.mark.rotates(3)
 def test_retention_by_itself_crashes_anywhere() -> None:
     """Files go one by one while the background would be at it; queues and index follow."""
     fs = RecordingFileSystem("/s", MemoryFileSystem(root="/s"))

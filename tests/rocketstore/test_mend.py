@@ -320,6 +320,7 @@ def test_fillers_of_a_large_hole() -> None:
     assert FILLER_TOPIC in pieces[0][1]
 
 
+@pytest.mark.rotates(3)
 def test_crash_while_mending(root: Path) -> None:
     """Repairing again after a crash at any moment of it: nothing more is lost, none invented."""
     log = Log(root)

@@ -110,6 +110,7 @@ def test_a_full_batch_is_dispatched_by_the_put_that_fills_it(tmp_path: Path) -> 
         assert store._parts.queues["T", 0].max_offset == PENDING_MAX
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("count", [5, 40], ids=["one by one", "in columns"])
 @pytest.mark.parametrize("at", [0, 4, 28, 39, 84, 97])
 def test_what_waits_and_is_overwritten_by_somebody_else(

@@ -606,6 +606,121 @@ def transact_wakes(run: Run) -> None:
     w.end()
 
 
+# -- priorities, and the first of several queues --------------------------------------------------
+
+
+def _with_levels(run: Run, *priorities: int) -> World:
+    """Make a priority queue that has these levels."""
+    w = World(run, {"max_priority": 3})
+    for priority in priorities:
+        w.publish(priority=priority)
+    w.ack(*w.got(len(priorities)))
+    return w
+
+
+@workload()
+def priority_gets_wait_publish(run: Run) -> None:
+    w = _with_levels(run, 0, 3)
+    w.race(
+        one=w.take_one,
+        other=w.take_one,
+        low=w.publish,
+        high=lambda: w.publish(priority=3),
+    )
+    w.end()
+
+
+@workload()
+def priority_get_waits_close(run: Run) -> None:
+    w = _with_levels(run, 3)
+    w.race(consumer=w.take_one, closer=w.close)
+    w.end()
+
+
+@workload()
+def priority_level_is_made_twice(run: Run) -> None:
+    w = World(run, {"max_priority": 3})
+    w.race(
+        one=lambda: w.publish(priority=2),
+        other=lambda: w.publish(LARGE, priority=2),
+        consumer=w.take_one,
+    )
+    w.end()
+
+
+@workload()
+def priority_level_is_made_close(run: Run) -> None:
+    w = World(run, {"max_priority": 3})
+    w.publish()
+    w.race(publisher=lambda: w.publish(priority=2), closer=w.close)
+    w.end()
+
+
+@workload()
+def priority_ack_many_flush(run: Run) -> None:
+    w = World(run, {"max_priority": 3})
+    for priority in (0, 3, 3):
+        w.publish(priority=priority)
+    some = w.got(3)
+    w.race(acker=lambda: w.ack(*some), flusher=w.queue.flush)
+    w.end()
+
+
+@workload()
+def priority_transact_publish(run: Run) -> None:
+    """A transaction over two levels, which share a lock."""
+    w = _with_levels(run, 0, 3)
+    w.publish(priority=3)
+    w.publish()
+    some = w.got(2)
+    w.race(worker=lambda: w.transact("a", *some), publisher=lambda: w.publish(priority=3))
+    w.end()
+
+
+@workload()
+def first_of_two_queues_waits_publish(run: Run) -> None:
+    """Each of two messages wakes one of those who wait for both queues."""
+    w = World(run)
+    other = w.engine.queue("b")
+
+    def take() -> None:
+        delivery = w.engine.get([w.queue, other])
+        w.ack(delivery)
+
+    w.race(one=take, two=take, publisher=w.publish, another=lambda: w.publish(queue=other))
+    w.end()
+
+
+@workload()
+def first_of_two_queues_shares(run: Run) -> None:
+    """A ring that is not used wakes who waits for that queue alone."""
+    w = World(run)
+    other = w.engine.queue("b")
+
+    def take_any() -> None:
+        w.ack(w.engine.get([w.queue, other]))
+
+    def take_other() -> None:
+        w.ack(other.get())
+
+    def publish() -> None:
+        w.publish(queue=other)
+        w.publish()
+        w.publish(queue=other)
+
+    w.race(any=take_any, other=take_other, publisher=publish)
+    w.twice_is_right = True
+    w.end()
+
+
+@workload()
+def first_of_two_queues_close(run: Run) -> None:
+    w = World(run)
+    other = w.engine.queue("b")
+    w.race(consumer=lambda: w.engine.get([w.queue, other]), closer=w.close)
+    w.end()
+
+
 # -- a reader beside the writer -------------------------------------------------------------------
 
 

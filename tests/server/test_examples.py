@@ -137,3 +137,59 @@ def test_a_reminder_is_sent_when_it_is_due_unless_it_is_cancelled(tmp_path: Path
         assert told("cancel", "2") == "cancelled"
     os.kill(server_pid(tmp_path), signal.SIGTERM)
     end_server(tmp_path)
+
+
+def test_jobs_run_in_the_order_of_their_priorities_and_survive_their_runners(
+    tmp_path: Path,
+) -> None:
+    data, done = tmp_path / "data", tmp_path / "done"
+    environment = os.environ | {"JOBS": str(data), "DONE": str(done), "SECONDS": "0.05"}
+    command = [sys.executable, "-P", str(EXAMPLES / "jobs.py")]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, "run"], env=environment)
+
+    def lines() -> list[str]:
+        return done.read_text().splitlines() if done.exists() else []
+
+    def until(count: int) -> list[str]:
+        deadline = time.monotonic() + WAIT
+        while len(lines()) < count:
+            assert time.monotonic() < deadline, lines()
+            time.sleep(0.01)
+        return lines()
+
+    for priority, name in ((1, "mail"), (0, "fail"), (5, "invoice"), (1, "mail too")):
+        subprocess.run([*command, "add", str(priority), name], env=environment, check=True)
+    runner = start()
+    try:
+        found = until(3)
+        assert [line.split(" ", 2)[2] for line in found[:3]] == ["invoice", "mail", "mail too"]
+        with qindex.open(data, shared=True) as engine:
+            jobs = engine.queue("jobs")
+            jobs.publish_many([b"low %d" % number for number in range(30)])
+            until(8)
+            jobs.publish(b"urgent", priority=9)
+            before = len(lines())
+            runner_was = runner
+            bodies = [line.split(" ", 2)[2] for line in until(before + 4)]
+            assert bodies.index("urgent") <= before + 1
+            runner_was.kill()
+            runner_was.wait(WAIT)
+            runner = start()
+            wanted = {"urgent", *(f"low {number}" for number in range(30))}
+            deadline = time.monotonic() + WAIT
+            while not wanted <= {line.split(" ", 2)[2] for line in lines()}:
+                assert time.monotonic() < deadline, lines()
+                time.sleep(0.02)
+            failed = engine.queue("failed-jobs").get(timeout=WAIT)
+            assert failed is not None
+            assert failed.body == b"fail"
+        runner.send_signal(signal.SIGTERM)
+        assert runner.wait(WAIT) == 0
+        repeated = Counter(line.split(" ", 2)[2] for line in lines())
+        assert sum(count - 1 for count in repeated.values()) <= 1  # the job in hand, once more
+    finally:
+        runner.kill()
+        runner.wait()
+        end_server(data)

@@ -16,6 +16,8 @@ from unittest import mock
 import pytest
 
 import qindex
+from qindex.client.link import UnsentError
+from qindex.client.queue import SharedConsumer
 from tests.effort import by_tier, chance
 from tests.server.support import WAIT, end_in_order, end_server, log_of, server_pid
 
@@ -249,20 +251,36 @@ def test_a_client_that_is_stopped_past_its_lease_is_told(tmp_path: Path) -> None
 def test_a_publish_with_a_window_is_repeated_and_done_once(tmp_path: Path) -> None:
     with qindex.open(tmp_path, shared=True, linger=0) as engine:
         queue = engine.queue("q")
-        home = queue._home
         calls: list[int] = []
 
-        def lose_odd_replies(*request: Any, call: Any = home.call, **options: Any) -> Any:
+        def lose_odd_replies(request: Any, call: Any = queue._make) -> Any:
             calls.append(1)
-            reply = call(*request, **options)
+            reply = call(request)
             if len(calls) % 2:
                 raise qindex.DisconnectedError("lost", maybe_done=True)
             return reply
 
-        with mock.patch.object(home, "call", lose_odd_replies):
+        with mock.patch.object(queue, "_make", lose_odd_replies):
             assert queue.publish(b"x", unique="k", window=60) == 0
             with pytest.raises(qindex.DisconnectedError):
                 queue.publish(b"x", unique="other")
         assert len(calls) == 3
         assert queue.stats().messages == 2
+    end_server(tmp_path)
+
+
+def test_a_consumer_goes_on_if_the_server_dies_as_it_begins(tmp_path: Path) -> None:
+    class Unlucky(SharedConsumer):
+        has_failed = False
+
+        def _begin(self) -> None:
+            if not self.has_failed:
+                self.has_failed = True
+                raise UnsentError
+            super()._begin()
+
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        assert [one.body for one in Unlucky(queue, 9, 0, None)] == [b"x"]
     end_server(tmp_path)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 import qindex
 from journal import errors
+from journal.errors import UsageError
 from qindex.queue.delivery import DELIVERED
 from qindex.queue.stats import EngineStats
 from qindex.server import protocol as wire
+from tests.effort import by_tier
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 EXAMPLES = {
@@ -77,3 +81,35 @@ def test_the_state_that_a_delivery_knows_is_the_segments() -> None:
     from qindex.index import segment
 
     assert DELIVERED == segment.DELIVERED
+
+
+def test_the_quick_frames_are_those_of_msgpack() -> None:
+    kinds: tuple[Any, ...] = (
+        *(None, True, False, 0, 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63 - 1),
+        *(2**63, 2**64 - 1, -1, -(2**40), 1.5, "text", [1, b""], {"a": 1}),
+        *(b"", b"x" * 255, b"x" * 256, b"x" * 65535, b"x" * 65536),
+    )
+    random = Random(5)
+    framer = wire.Framer()
+    for size in range(2, 20):
+        for _ in range(by_tier(quick=20, all=200, nightly=5000)):
+            values = (
+                random.randrange(1 << random.choice((7, 31, 40))),
+                *random.choices(kinds, k=size),
+            )
+            data = framer.of(values)
+            assert data == wire.frame(*values)
+            assert wire.decode(data[4:]) == list(values)
+            broken = bytearray(data[4 : random.randrange(5, min(len(data), 200) + 1)])
+            broken[random.randrange(len(broken))] = random.randrange(256)
+            # A view of bytes is always left to msgpack.
+            assert outcome(bytes(broken)) == outcome(memoryview(broken))
+    with pytest.raises(UsageError, match="can't be stored"):
+        framer.of((1, object()))
+
+
+def outcome(data: bytes | memoryview) -> Any:
+    try:
+        return wire.decode(data)
+    except ValueError:
+        return "refused"

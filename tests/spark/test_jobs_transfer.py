@@ -42,8 +42,8 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def cat(store: Path | str, *, renumbered: bool = False) -> Rows:
     """What ``qindex cat`` prints of each queue. Where a message lies (journal, segment) is not
-    the message's; a queue with priorities becomes one without, whose seq_ids are its own."""
-    left_out = {"location", "priority"}
+    the message's. In a store of ours the seq_ids of a priority queue name the priority, too."""
+    left_out = {"location"}
     shown: Rows = {}
     for queue in StoreReader(store).readers():
         rows = [row_json(row) for row in queue.entries()]
@@ -75,6 +75,13 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         engine.queue("nothing in it", message_ttl=1.0)
         shutil.copytree(live, root / "live")
     found["live"] = root / "live"
+    found["first"] = root / "first"
+    with qindex.open(found["first"]) as engine:
+        jobs = engine.queue("jobs", max_priority=5, delivery_limit=9)
+        for number in range(40):
+            jobs.publish(b"j" * (LARGE if number % 6 == 0 else 5), key="", priority=number % 4)
+        for delivery in [jobs.get(), jobs.get()]:
+            delivery.nack()
     return found
 
 
@@ -107,6 +114,11 @@ def test_export_and_import_lose_nothing(
     with qindex.open(result.targets[str(stores["plain"])]) as engine:
         assert engine.queue("audit/ü").settings.message_ttl == 86_400.0
         assert engine.queue("orders").publish(b"next") == 600
+    with qindex.open(result.targets[str(stores["first"])]) as engine:
+        jobs = engine.queue("jobs")
+        assert jobs.settings.max_priority == 5
+        assert jobs.publish(b"next") == 10
+        assert [one.delivery_count for one in jobs.get_many(3)] == [2, 2, 1]
     with qindex.open(result.targets[str(stores["live"])]) as engine:
         assert engine.queue_names() == ["mixed/1 $", "nothing in it"]
         assert engine.queue("nothing in it").settings.message_ttl == 1.0

@@ -216,3 +216,24 @@ def test_loops_in_several_threads(tmp_path: Path) -> None:
             mine = [one for one in got if one[0] == name]
             assert mine == [f"{name}{n:04}" for n in range(300)]
         asyncio.run(face.close())
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_the_window_of_a_unique_key_is_synced_with_its_message(
+    tmp_path: Path, durability: str
+) -> None:
+    fs = CountingFileSystem()
+
+    async def main() -> None:
+        async with open_store(tmp_path, fs=fs, durability=durability, flush_idle=1e6) as engine:
+            queue = await engine.queue("q")
+            confirm = durability == "os"
+            await queue.publish(b"x", unique="first", window=60, confirm=confirm)
+            before = fs.calls["fdatasync"]
+            await queue.publish(b"x", unique="none", confirm=confirm)
+            without = fs.calls["fdatasync"] - before
+            await queue.publish(b"x", unique="one", window=60, confirm=confirm)
+            # The journal, and the file of the keys.
+            assert fs.calls["fdatasync"] - before - without == without + 1
+
+    run(main)

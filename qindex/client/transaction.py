@@ -1,0 +1,81 @@
+"""Transactions of a shared store: :class:`qindex.Transaction` in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Unpack
+
+from journal.errors import DisconnectedError, LeaseExpiredError
+from qindex.client.calls import InOptions, OpenTransaction, Request
+from qindex.client.link import Home
+from qindex.client.queue import SharedQueue
+from qindex.format.message import Body, Message
+from qindex.queue.delivery import Delivery
+
+
+class SharedTransaction:
+    """As :class:`qindex.Transaction`. Made by
+    :meth:`qindex.client.engine.SharedEngine.transaction`, and used in a ``with`` block.
+
+    It is rolled back if the client or the server dies before the block ends.
+    """
+
+    def __init__(self, home: Home, queue_of: Callable[[str], SharedQueue]) -> None:
+        self._home = home
+        self._queue_of = queue_of
+        self._calls = OpenTransaction(home)
+
+    def __enter__(self) -> SharedTransaction:
+        generation, found = self._home.call_together(None, (self._calls.begin(),))
+        self._calls.begun(generation, found[0])
+        return self
+
+    def publish(
+        self,
+        queue: str | SharedQueue,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        **options: Unpack[InOptions],
+    ) -> int:
+        """Publish a message once the transaction is committed; see
+        :meth:`qindex.Transaction.publish`."""
+        request = self._calls.publish(body, key, headers, properties, options)
+        target = queue if isinstance(queue, SharedQueue) else self._queue_of(queue)
+        seq: int = self._make(target, request)[0]
+        return seq
+
+    def _make(self, queue: SharedQueue | None, request: Request) -> list[Any]:
+        try:
+            return self._home.make(queue, request)
+        except LeaseExpiredError as error:
+            self._calls.check(error)
+            raise
+
+    def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery once the transaction is committed; see
+        :meth:`qindex.Transaction.ack`."""
+        queue, request = self._calls.ack(delivery)
+        self._make(queue, request)
+        self._calls.acked(delivery)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            with suppress(DisconnectedError):  # it was rolled back by that
+                self._make(None, self._calls.end(commit=False))
+            self._calls.rolled_back()
+            return
+        try:
+            self._make(None, self._calls.end(commit=True))
+        except BaseException:
+            self._calls.rolled_back()
+            raise
