@@ -44,7 +44,7 @@ def run() -> None:
     with qindex.open(os.environ.get("JOBS", "jobs-data"), shared=True) as engine:
         # With a prefetch of 1 an urgent job waits for the running one at most.
         jobs = jobs_of(engine).consume(prefetch=1)
-        signal.signal(signal.SIGTERM, lambda *_: jobs.stop())
+        signal.signal(signal.SIGTERM, lambda _number, _frame: jobs.stop())
         while not jobs.stopped:
             try:
                 for job in jobs:

@@ -35,7 +35,7 @@ def main() -> None:
             print("cancelled" if reminders.cancel(int(rest[0])) else "too late")
         else:
             consumer = reminders.consume(prefetch=1)
-            signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+            signal.signal(signal.SIGTERM, lambda _number, _frame: consumer.stop())
             for reminder in consumer:
                 with reminder:
                     send(reminder)

@@ -32,7 +32,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 

@@ -27,7 +27,7 @@ def main() -> None:
     """Consume until SIGTERM. The order in hand is finished."""
     with qindex.open(os.environ.get("ORDERS", "orders-data"), shared=True) as engine:
         orders = engine.queue("orders").consume(prefetch=10)
-        signal.signal(signal.SIGTERM, lambda *_: orders.stop())
+        signal.signal(signal.SIGTERM, lambda _number, _frame: orders.stop())
         while not orders.stopped:
             try:
                 for order in orders:

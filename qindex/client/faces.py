@@ -53,13 +53,19 @@ class AnyQueue(Protocol):
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    @overload
+    def get(
+        self, *, seq_id: int, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
     def get(
         self,
         timeout: float | None = None,
         *,
         lease: float | None = None,
         ack: Delivery | None = None,
+        seq_id: int | None = None,
     ) -> Delivery | None: ...
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]: ...
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch: ...

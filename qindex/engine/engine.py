@@ -460,10 +460,11 @@ class Engine:
         """Open a priority queue: all directories that it has."""
         there = self._priorities_there(raw)
         path = self._resting[directory_name(self._vhost, raw, 0)].directory
-        stored = read_settings(self._fs, path).max_priority
+        stored = self._settings_in(path).max_priority
         if stored is None:
-            # A node has made it, with a directory for each priority.
-            stored = max(1, *there)
+            # A node has made it, with a directory for each priority that it has had a message of.
+            asked = given["max_priority"]
+            stored = max(1, *there, asked if isinstance(asked, int) else 0)
         held = sum(self._resting[directory_name(self._vhost, raw, one)].live for one in there)
         self._check_priorities(name, stored, given["max_priority"], held)
         given = {**given, "max_priority": given["max_priority"] or stored}
@@ -477,7 +478,7 @@ class Engine:
         there = self._priorities_there(raw)
         path = self._resting[first].directory
         is_empty = there == [0] and not self._resting[first].live
-        if is_empty and read_settings(self._fs, path).max_priority is None:
+        if is_empty and self._settings_in(path).max_priority is None:
             gone = first
         elif not self._resting[plain].live:
             gone = plain
@@ -504,6 +505,11 @@ class Engine:
 
         parts = PriorityParts(made, make)
         return parts
+
+    def _settings_in(self, path: str) -> QueueSettings:
+        """Read the settings in a queue's directory. Raises :class:`DamageError`, unless the store
+        is open for repair: then damaged ones are set aside."""
+        return adopt_settings(self._fs, path, {}, repair=self.options.repair)
 
     def _priorities_there(self, raw: bytes) -> list[int]:
         """Return the priorities of which a queue that is not in use has a directory."""
@@ -540,7 +546,7 @@ class Engine:
         next_seq = 0
         if plain is not None:
             self._check_priorities(name, None, given["max_priority"], plain.live)
-            settings = settings_values(read_settings(self._fs, plain.directory))
+            settings = settings_values(self._settings_in(plain.directory))
             given = {**settings, **{key: one for key, one in given.items() if one is not None}}
             given = {**_NOTHING_GIVEN, **given}
             next_seq = plain.next_seq

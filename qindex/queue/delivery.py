@@ -468,7 +468,7 @@ class MixedBatch(Batch):
         self._extras = []
         for part in parts:
             self._seqs += array("q", part.seq_ids)
-            self.bodies += part.bodies
+            self.bodies.extend(part.bodies)
             self._states += part._states
             self._extras += part._extras
             self._counts |= {part._base + seq: count for seq, count in part._counts.items()}

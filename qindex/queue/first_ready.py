@@ -22,13 +22,17 @@ class _Gate:
     def __init__(self) -> None:
         self._gate = allocate_lock()
         self._gate.acquire()
+        # Two bells may ring at the same time, each under the lock of its queue: one takes this.
+        self._unrung = [True]
         self.rung_by: QueueState | None = None
 
     def listener(self, state: QueueState) -> Callable[[], bool]:
         """Return what the bell of a queue is to call."""
 
         def ring() -> bool:
-            if self.rung_by is not None:
+            try:
+                self._unrung.pop()
+            except IndexError:
                 return False  # the bell wakes somebody else
             self.rung_by = state
             self._gate.release()

@@ -17,18 +17,19 @@ from functools import reduce
 from operator import add, attrgetter
 from typing import Any
 
-from journal.durations import NO_DURATIONS, Durations
+from journal.durations import NO_DURATIONS, Durations, Stopwatch
 from journal.errors import DamageError, StoreError, UsageError
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.priorities import LOW, PROPERTY, SHIFT, priority_of
 from qindex.format.settings import QueueSettings
 from qindex.format.unique import Until
-from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery, MixedBatch, parts_of
 from qindex.queue.first_ready import take_first
 from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.limits import Limits
+from qindex.queue.outstanding import Outstanding
 from qindex.queue.parts import QueueParts
 from qindex.queue.producing import Producer
 from qindex.queue.room import Room
@@ -55,11 +56,11 @@ class PriorityParts(QueueParts):
         first = made[0]
         self._make = make
         self._by_priority = dict(made)
-        self.state = first.state
-        self.letters = first.letters
-        self.flusher = PriorityFlusher(self)
-        self.room = PriorityRoom(self)
-        self.settler = PrioritySettler(self)
+        self.state: QueueState = first.state
+        self.letters: DeadLetters = first.letters
+        self.flusher: Flusher = PriorityFlusher(self)
+        self.room: Room = PriorityRoom(self)
+        self.settler: Settler = PrioritySettler(self)
         self.deliverer = PriorityDeliverer(self)
         self.producer = PriorityProducer(self)
         self._levels: tuple[QueueParts, ...] = ()
@@ -552,12 +553,12 @@ class PrioritySettler(Settler):
 
     def __init__(self, parts: PriorityParts) -> None:
         first = parts.level(0)
-        self.name = first.state.name
-        self.outstanding = first.settler.outstanding
+        self.name: str = first.state.name
+        self.outstanding: Outstanding = first.settler.outstanding
         self._state = first.state
         self._flusher = first.flusher
         self._letters = first.letters
-        self.mover = first.letters.mover
+        self.mover: Mover = first.letters.mover
         self._parts = parts
 
     def _of(self, delivery: Delivery) -> Settler:
@@ -687,11 +688,11 @@ class PriorityFlusher(Flusher):
 
     def __init__(self, parts: PriorityParts) -> None:
         first = parts.level(0).flusher
-        self.state = first.state
-        self.request = first.request
-        self.mover = first.mover
-        self.times = first.times
-        self.max_dirty = first.max_dirty
+        self.state: QueueState = first.state
+        self.request: Callable[[Flusher], bool] | None = first.request
+        self.mover: Mover = first.mover
+        self.times: Stopwatch = first.times
+        self.max_dirty: int = first.max_dirty
         self._parts = parts
 
     def is_due(self) -> bool:
@@ -732,7 +733,7 @@ class PriorityRoom(Room):
     """Gives out the room of all levels together."""
 
     def __init__(self, parts: PriorityParts) -> None:
-        self.state = parts.state
+        self.state: QueueState = parts.state
         self._parts = parts
 
     @property

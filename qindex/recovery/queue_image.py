@@ -140,7 +140,7 @@ class QueueImage:
         self._touched = segment_numbers(walk.seqs, rules.entry_count)
         # A deliver or ack counts too: its seq_id was given out, even if its segment is gone.
         self.seen = max(self.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
-        self.records = JournalRecords(pinned.journal_path, walk)
+        self.records: JournalRecords = JournalRecords(pinned.journal_path, walk)
         publishes = walk.kinds < DELIVER
         if rules.repeats_are_damage and len(self.records.entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))

@@ -97,7 +97,7 @@ BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
 PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
 """The same for a publish."""
-IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"} | {"timeout"}
+IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"}
 """The options of PUBLISH_IN."""
 
 _KEPT = 1 << 20

@@ -6,9 +6,9 @@ Nothing here knows of sockets, or of bytes.
 from __future__ import annotations
 
 import os
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from threading import Lock
 
 from journal.errors import StoreError, UsageError
 from qindex.engine.transactions import Transaction
@@ -96,7 +96,7 @@ class Together:
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction: Transaction = transaction
-        self.lock = Lock()
+        self.lock: LockType = allocate_lock()
         self.acks: list[tuple[Served, int, Delivery]] = []
 
     def roll_back(self) -> None:

@@ -113,7 +113,7 @@ class QueueView:
         self._busy = busy
         self._stored = StoredMessages(fs, place, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
-        self.image = QueueImage(
+        self.image: QueueImage = QueueImage(
             fs, directory, rules, depth=depth, pinned=pinned, only=only, busy=busy
         )
         self.pinned: Pinned = self.image.pinned

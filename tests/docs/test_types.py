@@ -1,6 +1,6 @@
-"""mypy and pyright, both strict, accept the examples of README.md, docs/ and of the packages'
-docstrings, and refuse what is misspelled. To pyright the type of each public name is known, and
-declared where types are inferred differently.
+"""mypy and pyright, both strict, accept the examples of README.md, docs/, examples/ and of the
+packages' docstrings, and refuse what is misspelled. To pyright the type of each public name is
+known, and declared where types are inferred differently.
 
 pyright is run as basedpyright, which brings its own Node.js.
 """
@@ -43,6 +43,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
         script = doctest.script_from_examples(text)
         (folder / f"docstring_{package.replace('/', '_')}.py").write_text(script)
+    for program in (ROOT / "examples").glob("*.py"):
+        (folder / f"program_{program.name}").write_text(program.read_text())
     assert len(list(folder.iterdir())) > 20
     for number, text in enumerate(WRONG.values()):
         (folder / f"wrong_{number}.py").write_text(text)

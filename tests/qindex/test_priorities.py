@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -16,8 +17,11 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.engine.opening import open_store
 from qindex.format.priorities import SHIFT, split_seq_id
 from qindex.format.rabbitmq.names import directory_name
+from qindex.tools.verify import verify
+from tests.faulty_fs import FaultyFileSystem
 from tests.waiting import WAIT
 
 
@@ -741,6 +745,38 @@ def test_a_directory_that_is_lost_is_no_reason_to_refuse_the_others(tmp_path: Pa
         assert bodies(queue) == [b"high"]
 
 
+def test_damaged_settings_are_set_aside_and_no_message_is_lost(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("jobs", max_priority=9, max_length=50)
+        for priority in (0, 4):
+            queue.publish(b"%d" % priority, priority=priority)
+    settings = tmp_path / "queues" / directory_name("/", "jobs", 0) / "qindex.settings"
+    settings.write_bytes(b"damaged")
+    with qindex.open(tmp_path) as engine, pytest.raises(qindex.DamageError, match="settings"):
+        engine.queue("jobs")
+    with qindex.open(tmp_path, repair=True) as engine:
+        queue = engine.queue("jobs", max_priority=7)
+        assert queue.settings.max_priority == 7
+        assert queue.settings.max_length is None
+        assert bodies(queue) == [b"4", b"0"]
+
+
+def test_a_level_that_finds_no_room_is_made_later(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    with open_store(tmp_path, fs=fs, background=False) as engine:
+        queue = engine.queue("jobs", max_priority=9)
+        queue.publish(b"low")
+        for call in ("mkdir", "write", "rename", "open"):
+            fs.fail(call, errno.ENOSPC)
+            with pytest.raises(qindex.StorageError):
+                queue.publish(b"high", priority=7)
+            fs.heal()
+            assert len(queue) == 1
+        queue.publish(b"high", priority=7)
+        assert bodies(queue) == [b"high", b"low"]
+    assert verify(tmp_path).findings == []
+
+
 def test_an_early_close_and_flush_leave_all_levels_on_disk(tmp_path: Path) -> None:
     with qindex.open(tmp_path, durability="fsync") as engine:
         queue = engine.queue("jobs", max_priority=3)
@@ -940,6 +976,12 @@ def test_a_shared_store_has_priority_queues(tmp_path: Path) -> None:
             jobs.publish(b"x", priority=6)
         with pytest.raises(qindex.UsageError, match="has no priorities"):
             engine.queue("plain").publish(b"x", priority=1)
+        with engine.transaction() as tx:
+            assert tx.publish("jobs", b"together", priority=3) >> SHIFT == 3
+            tx.publish("jobs", b"too")
+        found = jobs.get()
+        assert (found.body, found.priority, found.properties) == (b"together", 3, {"priority": 3})
+        assert jobs.get().body == b"too"
 
 
 def test_with_a_prefetch_of_one_a_shared_consumer_gets_an_urgent_message_next(

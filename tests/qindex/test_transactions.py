@@ -283,7 +283,7 @@ def test_a_damaged_file_loses_no_message(tmp_path: Path) -> None:
     data = (store / "qindex.transactions").read_bytes()
     found, damaged = read_transactions(data)
     assert (len(found), damaged) == (2, [])
-    for at in range(0, len(data), by_tier(quick=7, all=1, nightly=1)):
+    for at in range(0, len(data), by_tier(quick=17, all=3, nightly=1)):
         one = copy_live(store, tmp_path / f"{at}")
         flipped = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         (one / "qindex.transactions").write_bytes(flipped)
