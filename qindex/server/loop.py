@@ -35,7 +35,8 @@ from qindex.server.sessions import Served, Session
 
 _log = logging.getLogger("qindex.server")
 
-_READ = 1 << 16
+_READ, _READ_ON = 1 << 16, 1 << 18
+"""Bytes of one read, at the beginning of a frame and within one."""
 MOST_UNSENT = 1 << 20
 """Bytes that a connection has not read yet: above it, nothing more is read from it or pushed."""
 _MOST_NOTES = 1000
@@ -325,10 +326,11 @@ class Loop:
         return False
 
     def _read(self, conn: Connection) -> None:
-        data = frames.received(conn.fd, False)
+        unread = conn.unread
+        data = None if unread else frames.received(conn.fd, False)
         if data is None:
             try:
-                data = conn.sock.recv(_READ)
+                data = conn.sock.recv(_READ_ON if unread else _READ)
             except BlockingIOError:
                 return
             except OSError:
@@ -336,7 +338,6 @@ class Loop:
         if not data:
             self._close(conn)
             return
-        unread = conn.unread
         size = len(data)
         if not unread and _HEAD <= size < conn.most and frames.size_of(data, 0) == size - _HEAD:
             # Most often it is one request, whole.
