@@ -16,6 +16,10 @@ cpdef bytes framed_record(
 )
 @cython.locals(size=Py_ssize_t, tail=bytes)
 cpdef bytes plain_record(uint64_t seq_id, uint64_t id_high, bytes body, uint64_t stamp)
+@cython.locals(size=Py_ssize_t, tail=bytes)
+cpdef bytes alike_record(
+    uint64_t seq_id, uint64_t id_high, bytes body, uint64_t stamp, bytes middle, tuple tails
+)
 @cython.locals(size=Py_ssize_t, width=Py_ssize_t, head=bytes)
 cpdef tuple plain_batch(
     uint64_t first_seq, uint64_t id_high, object bodies, uint64_t stamp, bytes middle=*

@@ -40,6 +40,21 @@ def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
     return words.join_record(seq_id, id_high, 0, _RECORD_START, stamp, tail, body, CHECK_START)
 
 
+def tails_of(middle: bytes) -> tuple[bytes, ...]:
+    """Return what stands between the timestamp and a body, for short bodies by their size."""
+    return tuple(middle + plain_body_head(size) for size in range(256))
+
+
+def alike_record(
+    seq_id: int, id_high: int, body: bytes, stamp: int, middle: bytes, tails: tuple[bytes, ...]
+) -> bytes:
+    """Give the publish record of a message with this ``middle``; see :func:`framed_record`.
+    ``tails``: of :func:`tails_of`, made once."""
+    size = len(body)
+    tail = tails[size] if size < len(tails) else middle + plain_body_head(size)
+    return words.join_record(seq_id, id_high, 0, _RECORD_START, stamp, tail, body, CHECK_START)
+
+
 def framed_batch(
     first_seq: int,
     id_high: int,

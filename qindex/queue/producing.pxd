@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from journal.memory cimport words
 from journal.locks.patience cimport PatientLock
 from qindex.format.message_record cimport encode_middle
-from qindex.format.publish_records cimport framed_record, plain_record
+from qindex.format.publish_records cimport alike_record, framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead
 from qindex.queue.delays cimport DueTimes, due_time

@@ -36,7 +36,13 @@ from qindex.format.message_record import (
     seal_embedded,
     seal_stored,
 )
-from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
+from qindex.format.publish_records import (
+    alike_record,
+    framed_batch,
+    framed_record,
+    plain_batch,
+    plain_record,
+)
 from qindex.format.unique import Until, without_key
 from qindex.index.seq_ids import RESERVE
 from qindex.queue.delays import due_time, now_us
@@ -146,7 +152,9 @@ class Producer:
             stamp = words.now_ns()
             if middle is NOTHING and not expiry:
                 if state.base:
-                    record = framed_record(index.next_seq, state.id_high, body, stamp, state.middle)
+                    record = alike_record(
+                        index.next_seq, state.id_high, body, stamp, state.middle, state.tails
+                    )
                 else:
                     record = plain_record(index.next_seq, state.id_high, body, stamp)
                 seq = index.append(record)

@@ -18,6 +18,7 @@ cdef class QueueState:
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public bytes middle
+    cdef public tuple tails
     cdef public Bell arrived, settled
     cdef public object alarm, calls, counts, flushed, flushing, keys, leases, levels, limits
     cdef public DueTimes later

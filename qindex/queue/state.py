@@ -16,6 +16,7 @@ from qindex.format.delays import FILE_NAME as DUE_FILE
 from qindex.format.entries import Entry
 from qindex.format.message_record import NOTHING, encode_middle, plain_body_size
 from qindex.format.priorities import SHIFT, properties_of
+from qindex.format.publish_records import tails_of
 from qindex.format.settings import QueueSettings
 from qindex.format.unique import FILE_NAME as KEYS_FILE
 from qindex.index.messages import Messages
@@ -82,6 +83,7 @@ class QueueState:
         "settled",
         "stored_out",
         "sync_each",
+        "tails",
         "tally",
         "to_move",
         "watched",
@@ -115,6 +117,7 @@ class QueueState:
         # The properties of a message that is published without any, and how its record has them.
         self.properties: dict[str, int] = properties_of(self.base)
         self.middle: bytes = encode_middle(None, {}, self.properties) if self.base else NOTHING
+        self.tails: tuple[bytes, ...] = tails_of(self.middle) if self.base else ()
         index.middle = self.middle
         # The levels of a priority queue, of which this is one; None in any other queue.
         self.levels: list[QueueState] | None = None
