@@ -64,6 +64,7 @@ _BACKLOG: list[_Column[QueueSummary | QueueStats]] = [
     ("messages", "gauge", "Messages: ready, delayed and unacked.", lambda one: one.messages),
     ("ready", "gauge", "Messages that wait for a consumer.", lambda one: one.ready),
     ("delayed", "gauge", "Messages that are not due yet.", lambda one: one.delayed),
+    ("pending", "gauge", "Messages of open transactions.", lambda one: getattr(one, "pending", 0)),
     ("unacked", "gauge", "Messages with a consumer, not yet settled.", lambda one: one.unacked),
 ]
 """Files tell no more than the first where a process has the store open; see

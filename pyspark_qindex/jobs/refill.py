@@ -35,7 +35,7 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import pack_count
-from qindex.recovery.columns import Entries, pack_heads
+from qindex.recovery.columns import Entries
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
 from qindex.tools.staging import Staging
@@ -252,7 +252,6 @@ def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Entries, I64,
     sizes = np.array([size for _, _, _, size in rows], np.int64)
     lengths = np.array([len(record) for _, record, _, _ in rows], np.int64)
     ids = np.frombuffer(b"".join(origin.msg_id for origin in origins), np.uint8)
-    expiry = np.array([origin.expiry for origin in origins], np.uint64)
     batch = Entries(
         path="",
         location="segment",
@@ -265,7 +264,10 @@ def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Entries, I64,
         delivered=np.array([origin.redelivered for origin in origins], np.bool_),
         persistent=np.array([origin.persistent for origin in origins], np.bool_),
         dropped=np.zeros(len(origins), np.bool_),
-        heads=pack_heads(ids.reshape(-1, 16), expiry, sizes, lengths),
+        ids=ids.reshape(-1, 16),
+        expiry=np.array([origin.expiry for origin in origins], np.uint64),
+        sizes=sizes,
+        embedded=lengths,
     )
     return batch, seqs, sizes
 

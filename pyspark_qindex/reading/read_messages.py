@@ -182,7 +182,7 @@ class _Segment:
         return {
             **self._common(len(mine)),
             "seq_id": lambda: numbers(columns.seqs[mine]),
-            "msg_id": lambda: fixed_binaries(columns.ids[mine].view(np.uint8).reshape(-1, 16)),
+            "msg_id": lambda: fixed_binaries(columns.ids[mine]),
             "persistent": lambda: pa.array(columns.persistent[mine]),
             "redelivered": lambda: pa.array(columns.redelivered[mine]),
             "expiry": lambda: numbers(columns.expiry[mine].astype(np.int64), absent=0),

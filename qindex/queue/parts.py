@@ -191,6 +191,7 @@ class QueueParts:
             name=state.name,
             ready=state.ready(),
             delayed=state.delayed(),
+            pending=index.pending,
             next_due=None if state.later is None else state.later.next_due(),
             unacked=index.out,
             segments=len(sizes),

@@ -219,6 +219,7 @@ def _added(levels: Mapping[int, QueueStats], highest: int) -> QueueStats:
 _COUNTS = (
     "ready",
     "delayed",
+    "pending",
     "unacked",
     "segments",
     "segment_bytes",

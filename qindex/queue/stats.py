@@ -32,6 +32,7 @@ class ByReason:
 class QueueStats:
     """One queue at one moment.
 
+    ``pending``: messages of transactions that are not committed.
     ``ready``: messages that wait for a consumer; ``delayed``: those that are not due yet, and
     ``next_due``: when the first of them is, in microseconds since 1970 UTC; ``unacked``: those that
     are with a consumer (:mod:`qindex.view.backlog`); ``segments``: segment files and maps known;
@@ -62,6 +63,7 @@ class QueueStats:
     flushed_bytes: int
     journal_syncs: int
     delayed: int = 0
+    pending: int = 0
     next_due: int | None = None
     delivered: int = 0
     requeued: int = 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +78,9 @@ class Columns:
     """Entries of one segment that would be delivered, ascending by seq_id.
 
     ``sizes``: of the bodies. ``redelivered``: they were delivered before. ``expiry``: microseconds
-    since 1970, 0 = never. ``stored``: the message is in the message store; ``ids``: message ids, of
-    version 2 those of stored messages alone. ``source_of`` and ``row_of``: for each entry which of
-    the ``sources`` it is in, and its place among that file's entries.
+    since 1970, 0 = never. ``stored``: the message is in the message store; ``ids``: message ids,
+    shape ``(n, 16)``, of version 2 those of stored messages alone. ``source_of`` and ``row_of``:
+    for each entry which of the ``sources`` it is in, and its place among the entries there.
     """
 
     sources: list[Source]
@@ -90,9 +90,21 @@ class Columns:
     redelivered: Bools
     expiry: U64
     stored: Bools
-    ids: npt.NDArray[np.void]
+    ids: U8
     source_of: U8
     row_of: I64
+
+
+def in_order(parts: Sequence[Columns]) -> Columns | None:
+    """Put columns with the same sources together, by seq_id; ``None`` for none."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    order = np.argsort(np.concatenate([one.seqs for one in parts]), kind="stable")
+    names = [one.name for one in fields(Columns) if one.name != "sources"]
+    table: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in parts])[order] for name in names
+    }
+    return replace(parts[0], **table)
 
 
 @dataclass(slots=True)
@@ -102,8 +114,10 @@ class Entries:
     ``data``: the file's bytes, damage corrected. ``payloads``: offsets of the message ids in it,
     ``offsets``: of the entries in the file ``path``. ``version2``: see :class:`Source`; ``bodies``
     as there. ``states``: state bytes (:mod:`qindex.index.segment`), of journal and file together.
-    ``heads``: the fixed fields. ``delivered``: they come again as redelivered. ``dropped``:
-    transient ones that are not delivered after a restart.
+    ``ids``: message ids, shape ``(n, 16)``. ``expiry``: microseconds since 1970, 0 = never.
+    ``sizes``: of the bodies. ``embedded``: bytes of the record in the index, 0 = in the message
+    store. ``delivered``: they come again as redelivered. ``dropped``: transient ones that are not
+    delivered after a restart.
     """
 
     path: str
@@ -114,44 +128,28 @@ class Entries:
     states: U8
     payloads: I64
     offsets: I64
-    heads: npt.NDArray[np.void]
+    ids: U8
+    expiry: U64
+    sizes: I64
+    embedded: I64
     persistent: Bools
     delivered: Bools
     dropped: Bools
     bodies: I64 | None = None
 
-    @property
-    def ids(self) -> U8:
-        """Message ids. Shape ``(n, 16)``."""
-        return np.ascontiguousarray(self.heads["id"]).view(np.uint8).reshape(-1, MSG_ID_SIZE)
-
-    @property
-    def expiry(self) -> U64:
-        """Microseconds since 1970, 0 = never."""
-        return self.heads["expiry"].astype(np.uint64)
-
-    @property
-    def sizes(self) -> I64:
-        """Bytes of the bodies."""
-        return self.heads["size"].astype(np.int64)
-
-    @property
-    def embedded(self) -> I64:
-        """Bytes of the records in the index, 0 = in the message store."""
-        return self.heads["embedded"].astype(np.int64)
-
     def foreign_records(self) -> Iterator[tuple[int, bytes]]:
         """Give the rows of the entries that embed a record of RabbitMQ's, and these."""
         flat = np.frombuffer(self.data, np.uint8)
-        starts, lengths = self.payloads + PAYLOAD_SIZE, self.embedded
-        rows = np.flatnonzero(lengths)
+        starts = self.payloads + PAYLOAD_SIZE
+        rows = np.flatnonzero(self.embedded)
         for at in rows[flat[starts[rows]] == _TERM].tolist():
             start = int(starts[at])
-            yield at, bytes(self.data[start : start + int(lengths[at])])
+            yield at, bytes(self.data[start : start + int(self.embedded[at])])
 
 
 def entries_of(source: Source, rows: I64 | slice, states: U8) -> Entries:
     """Make entries of some of a source's, which have these ``states``."""
+    heads = source.heads_of(rows)
     return Entries(
         path=source.path,
         location=source.location,
@@ -161,7 +159,10 @@ def entries_of(source: Source, rows: I64 | slice, states: U8) -> Entries:
         states=states,
         payloads=source.offsets[rows] + source.head_size,
         offsets=source.places_of(rows),
-        heads=source.heads_of(rows),
+        ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, MSG_ID_SIZE),
+        expiry=heads["expiry"].astype(np.uint64),
+        sizes=heads["size"].astype(np.int64),
+        embedded=heads["embedded"].astype(np.int64),
         persistent=source.kinds[rows] == PUBLISH_PERSISTENT,
         delivered=states == DELIVERED,
         dropped=np.zeros(len(states), np.bool_),
@@ -170,7 +171,7 @@ def entries_of(source: Source, rows: I64 | slice, states: U8) -> Entries:
 
 
 def pack_heads(ids: U8, expiry: U64, sizes: I64, embedded: I64) -> npt.NDArray[np.void]:
-    """Put fixed fields together; ``ids`` of shape ``(n, 16)``."""
+    """Put fixed fields together as a file has them; ``ids`` of shape ``(n, 16)``."""
     heads = np.empty(len(ids), HEAD)
     heads["id"] = np.ascontiguousarray(ids).view(f"V{MSG_ID_SIZE}").ravel()
     heads["expiry"], heads["size"], heads["embedded"] = expiry, sizes, embedded

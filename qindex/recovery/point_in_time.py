@@ -43,7 +43,7 @@ from journal.fs.files import (
 from journal.poison import Poison
 from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.record_layouts import journal_layout
-from qindex.format.resynchronise import NO_WALK, Layout, Reading, read_soundly
+from qindex.format.resynchronise import Layout, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.pair_scan import PinnedPairs, pin_pairs
@@ -123,23 +123,21 @@ def at_rest(
     """
     names = set(names)
     path = os.path.join(directory, journal_format.FILE_NAME)
-    data = map_optional(fs, path) or b""
+    data = map_optional(fs, path)
     findings: list[Finding] = []
-    healed = Healed(data)
+    healed = Healed(data or b"")
     # A node that writes to the journal leaves the checksums of what was there before.
-    if vouched and journal_format.FILE_NAME + SUMS_SUFFIX in names:
+    if data is not None and vouched and journal_format.FILE_NAME + SUMS_SUFFIX in names:
         healed = read_healed(fs, path, findings, data, given_out.power_lost)
-    elif given_out.below is not None and is_zeros(data):
+    elif given_out.below is not None and is_zeros(healed.data):
         healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
-    reading = Reading(NO_WALK, healed.data)
-    if healed.data:
-        how = _layout(given_out, healed, vouched=vouched)
-        reading = read_soundly(path, healed.data, how, healed.sound)
+    how = _layout(given_out, healed, vouched=vouched)
+    reading = read_soundly(path, healed.data, how, healed.sound)
     reading.findings[:0] = findings
     if vouched:
         reading.findings += lost_files(fs, directory, names, power_lost=given_out.power_lost)
     segments = {number: PinnedSegment(number) for number in segment_files(names)}
-    return Pinned(directory, segments, path, len(data), reading, given_out)
+    return Pinned(directory, segments, path, len(healed.data), reading, given_out)
 
 
 def _layout(given_out: GivenOut, healed: Healed, *, vouched: bool = True) -> Layout:
@@ -179,7 +177,9 @@ def pin_queue(
             # Read first, so that they are not ahead of the journal. A node that goes on with a
             # journal of ours leaves them as they were.
             sums = without_room(read_sums(fs, path) or b"") if rules.vouched else b""
-            journal = read_optional(fs, path) or b""
+            content = read_optional(fs, path)
+            journal = content or b""
+            sums = b"" if content is None else sums  # a missing file is a finding of its own
             if before is None:
                 continue
             if not (still and not busy()):

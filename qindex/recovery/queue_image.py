@@ -1,21 +1,22 @@
 """The image of one queue: what its files hold, and what is wrong with them.
 
-Whoever wants to know reads them here. Recovery makes the image true on disk, a view renders it,
-verify lists its findings, and repair, salvage and convert write it elsewhere. It has the journal
-in memory, and reads one segment at a time.
+Every reader of a queue that is not open in this process uses the image. Recovery makes it true on
+disk, a view renders it, verify lists its findings, and repair, salvage and convert copy its
+entries. The image keeps the journal in memory and reads one segment at a time.
 
-Two things differ from one caller to the next:
+Callers differ in two ways:
 
-* *Who else is there.* The holder of the store's lock finds the files at rest. Anybody else reads
-  those of one moment (:mod:`qindex.recovery.point_in_time`), and what comes of a writer's work
-  since is no finding.
-* *The depth.* Recovery and readers trust the checksums of blocks; verify looks at every record.
+* *Who else is there.* The holder of the store's lock finds the files at rest. All others read the
+  files of one moment (:mod:`qindex.recovery.point_in_time`). The image then reports nothing that a
+  writer's later work explains.
+* *The depth.* Recovery and views trust the checksums of blocks. Verify checks every record.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +52,9 @@ from qindex.recovery.point_in_time import Pinned, has_moved_on, pin_queue, read_
 class SegmentImage:
     """One segment, journal and files together.
 
-    ``base``: its first seq_id. ``states``: of each entry (:mod:`qindex.index.segment`).
-    ``sources``: the files that have entries of it, each entry once. ``scan``: its file of version
-    1; ``None`` where it has none that can be read.
+    ``base``: the first seq_id. ``states``: a state for each entry (:mod:`qindex.index.segment`).
+    ``sources``: the files that hold its entries, each entry once. ``scan``: its file of version 1,
+    or ``None`` if there is no such file, or none that can be read.
     """
 
     base: int
@@ -63,12 +64,12 @@ class SegmentImage:
 
     @property
     def alive(self) -> Bools:
-        """Tell which entries are published and not acknowledged. Shape of ``states``."""
+        """Return which entries are published and not acknowledged. Shape of ``states``."""
         alive: Bools = (self.states == PUBLISHED) | (self.states == DELIVERED)
         return alive
 
     def transient(self) -> list[int]:
-        """Give the seq_ids of the entries that are alive and were published as transient."""
+        """Return the seq_ids of the transient entries that are alive."""
         found: list[int] = []
         for source in self.sources:
             if (source.kinds == PUBLISH_TRANSIENT).any():
@@ -77,7 +78,7 @@ class SegmentImage:
         return found
 
     def stored(self) -> list[tuple[int, bytes]]:
-        """Give seq_id and message id of the entries that are alive and embed no message."""
+        """Return seq_id and message id of the entries that are alive and embed no message."""
         found: list[tuple[int, bytes]] = []
         for source in self.sources:
             rows = np.flatnonzero(source.lengths == source.head_size + PAYLOAD_SIZE)
@@ -89,15 +90,16 @@ class SegmentImage:
 
 
 class QueueImage:
-    """The image of the queue in ``directory``, which has these ``rules``, or as it was ``pinned``.
+    """The image of the queue in ``directory``, which has these ``rules``.
 
-    ``only`` tells by its number whether a segment is wanted; others are not looked at. ``busy``
-    tells whether a writer may be at work; ``None``: nobody else is there, and the caller has pinned
-    it (:func:`qindex.recovery.point_in_time.at_rest`). ``depth``: see the module's text.
+    ``pinned``: the moment to show; by default the present one. ``only`` returns whether the segment
+    of a number is wanted; the image ignores the others. ``busy`` returns whether a writer may be at
+    work. ``None`` means that the caller holds the store's lock and has pinned the queue with
+    :func:`qindex.recovery.point_in_time.at_rest`. ``depth``: see the module's text.
 
-    ``numbers``: of the segments that there are, ascending. ``entry_count``: entries in each.
-    ``seen``: one above the highest seq_id met so far, ``unnamed``: the entries met so far that have
-    no slot (:mod:`qindex.index.pair_scan`). Raises as :func:`pin_queue`.
+    ``numbers``: the segments, ascending. ``entry_count``: entries in each. ``seen``: one above the
+    highest seq_id met so far. ``unnamed``: entries met so far that have no slot
+    (:mod:`qindex.index.pair_scan`). Raises as :func:`pin_queue`.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class QueueImage:
                 fs, directory, rules, trust_sums=self._trust_sums, only=only, busy=busy
             )
         self.pinned: Pinned = pinned
-        """The moment that is shown; it can be shown again, here or in another process."""
+        """The moment that is shown. Another process can show it again."""
         walk = pinned.reading.walk
         # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
         self._elsewhere: Elsewhere | None = None
@@ -160,7 +162,7 @@ class QueueImage:
 
     @property
     def findings(self) -> list[Finding]:
-        """Give the findings so far, each once; complete when all segments were read."""
+        """Return the findings so far, each once. They are complete when all segments were read."""
         return list(self._found)
 
     def _find(self, findings: list[Finding]) -> None:
@@ -179,7 +181,8 @@ class QueueImage:
         if ahead.any():
             # A node that had the queue for a while knows of no other file than its segments.
             for number in sorted(self.pinned.segments, reverse=True):
-                self._scan(number)
+                with suppress(OSError):  # the reader of that segment gets the error
+                    self._scan(number)
                 if self.seen:
                     break
             ahead = ahead_of_publishes(reading.walk, max(below, self.seen))
@@ -194,8 +197,8 @@ class QueueImage:
     # -- one segment ----------------------------------------------------------------------------
 
     def segment(self, number: int, depth: Depth | None = None) -> SegmentImage | None:
-        """Read segment ``number``; ``None`` when it is gone. ``depth``: of the look at the
-        messages of a queue of version 2, where it is not that of the image."""
+        """Read segment ``number``, or return ``None`` if its file was deleted. ``depth`` replaces
+        the depth of the image for the messages of a queue of version 2."""
         if not self.pinned.pairs:
             return self._segment1(number)
         pinned = self.pinned.pairs.get(number)
@@ -242,7 +245,7 @@ class QueueImage:
         return part
 
     def _scan(self, number: int) -> SegmentScan | None:
-        """Scan a segment file; ``None`` when it is gone. Raises :class:`OSError`."""
+        """Scan a segment file, or return ``None`` if it was deleted. Raises :class:`OSError`."""
         fs, directory, pinned = self._fs, self.pinned.directory, self.pinned.segments[number]
         lost = self.pinned.given_out.power_lost
         data = None

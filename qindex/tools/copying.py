@@ -63,7 +63,7 @@ from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.index.pair_scan import Depth, entry_count_of
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
-from qindex.recovery.columns import Entries, pack_heads, take_rows
+from qindex.recovery.columns import Entries, take_rows
 from qindex.tools.pair_writer import PairWriter
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.queue_writer import QueueWriter
@@ -315,12 +315,10 @@ class StoreCopy:
             states=nothing.astype(np.uint8),
             payloads=nothing,
             offsets=nothing,
-            heads=pack_heads(
-                np.frombuffer(packed, np.uint8).reshape(-1, 16),
-                nothing.astype(np.uint64),
-                nothing,
-                nothing,
-            ),
+            ids=np.frombuffer(packed, np.uint8).reshape(-1, 16),
+            expiry=nothing.astype(np.uint64),
+            sizes=nothing,
+            embedded=nothing,
             persistent=yes,
             delivered=yes,
             dropped=~yes,
@@ -333,7 +331,7 @@ class StoreCopy:
         batch = self._unnamed
         assert batch is not None
         count = len(batch.seqs)
-        sizes = self._stored_sizes(batch, batch.sizes)
+        sizes = self._stored_sizes(batch, batch.sizes.copy())
         self._writer(directory, name).add(batch, batch.seqs, sizes)
         saved.messages = saved.unnamed = saved.redelivered = saved.next_seq_id = count
         saved.bytes = int(sizes.sum())
@@ -418,7 +416,7 @@ class StoreCopy:
         if batch.bodies is not None:
             sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
             return self._stored_sizes(batch, sizes)
-        sizes = batch.sizes
+        sizes = batch.sizes.copy()
         for at, record in batch.foreign_records():
             sizes[at] = len(decode_any(record, batch.ids[at].tobytes()).body)
         return self._stored_sizes(batch, sizes)
@@ -526,9 +524,8 @@ def _basic(batch: Entries, vhost: bytes) -> Entries:
     ]
     lengths = np.array([len(record) for record in records], np.int64)
     payloads = np.cumsum(lengths) - lengths - journal_format.PAYLOAD_SIZE
-    data, heads = b"".join(records), np.array(batch.heads)
-    heads["embedded"] = lengths
-    return replace(batch, data=data, version2=False, payloads=payloads, heads=heads)
+    data = b"".join(records)
+    return replace(batch, data=data, version2=False, payloads=payloads, embedded=lengths)
 
 
 def _basic_record(record: bytes, msg_id: bytes, vhost: bytes) -> bytes:

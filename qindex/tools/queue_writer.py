@@ -25,7 +25,7 @@ from qindex.format.segment import (
 )
 from qindex.index.segment import segment_numbers
 from qindex.index.segment_file import append_sums
-from qindex.recovery.columns import Entries, take_rows
+from qindex.recovery.columns import Entries, pack_heads, take_rows
 
 
 class QueueWriter:
@@ -83,8 +83,7 @@ def _records(batch: Entries, rels: I64, sizes: I64) -> bytes:
     heads = np.empty((count, PUBLISH_HEAD_SIZE), np.uint8)
     words = PUBLISH | np.where(batch.persistent, PERSISTENT, 0) | rels
     heads[:, :STEP_SIZE] = words.astype(">u2").view(np.uint8).reshape(count, STEP_SIZE)
-    fixed = np.array(batch.heads)
-    fixed["size"] = sizes
+    fixed = pack_heads(batch.ids, batch.expiry, sizes, batch.embedded)
     heads[:, STEP_SIZE:] = fixed.view(np.uint8).reshape(count, -1)
     view = memoryview(batch.data)
     packed = heads.tobytes()

@@ -40,6 +40,8 @@ from qindex.recovery.columns import (
     Location,
     Source,
     entries_of,
+    in_order,
+    take_rows,
 )
 from qindex.recovery.point_in_time import (
     Pinned,
@@ -181,18 +183,20 @@ class QueueView:
             keep = ~found.dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
             if self.rules.pending:
                 keep &= ~np.isin(found.seqs, list(self.rules.pending))
-            kept = (found.seqs, found.sizes, found.persistent, found.delivered, expiry)
-            ids = np.ascontiguousarray(found.heads["id"])
-            of = np.full(len(rows), which, np.uint8)
-            pieces.append([one[keep] for one in (*kept, found.embedded == 0, ids, of, rows)])
-        table = [np.concatenate(column) for column in zip(*pieces, strict=True)]
-        if not table or not len(table[0]):
-            return None
-        order = np.argsort(table[0], kind="stable")
-        seqs, sizes, persistent, again, expiry, stored, ids, of, rows = (
-            one[order] for one in table
-        )
-        return Columns(part.sources, seqs, sizes, persistent, again, expiry, stored, ids, of, rows)
+            columns = Columns(
+                sources=part.sources,
+                seqs=found.seqs,
+                sizes=found.sizes,
+                persistent=found.persistent,
+                redelivered=found.delivered,
+                expiry=expiry,
+                stored=found.embedded == 0,
+                ids=found.ids,
+                source_of=np.full(len(rows), which, np.uint8),
+                row_of=rows,
+            )
+            pieces.append(columns if keep.all() else take_rows(columns, keep))
+        return in_order([one for one in pieces if len(one.seqs)])
 
     def entries(self, number: int) -> list[Entries]:
         """Read all entries of segment ``number``, also those that are done with, file by file."""
@@ -228,13 +232,10 @@ class QueueView:
         if rules.redelivered:
             found.delivered |= np.isin(found.seqs, list(rules.redelivered))
         # Times that only a flipped bit explains.
-        expiry = found.expiry
-        wrong = (expiry > 0) & (expiry <= LONG_AGO) & (found.embedded == 0)
+        wrong = (found.expiry > 0) & (found.expiry <= LONG_AGO) & (found.embedded == 0)
         for at in np.flatnonzero(wrong).tolist():
             self._find_entry(source, int(rows[at]), *EXPIRED_LONG_AGO)
-        if wrong.any():
-            found.heads = found.heads.copy()
-            found.heads["expiry"][wrong] = 0
+        found.expiry[wrong] = 0
         return rows, found
 
     def _judge_persistence(self, found: Entries) -> None:
@@ -365,7 +366,7 @@ class QueueView:
         for number in self.numbers:
             columns = self.columns(number, counting=True)
             if columns is not None:
-                found += columns.ids[columns.stored].tolist()
+                found += columns.ids[columns.stored].view("V16").ravel().tolist()
         return found
 
     def doubtful(self, columns: Columns) -> I64:

@@ -472,7 +472,7 @@ class StoreReader:
         rows = view.doubtful(columns)
         gone = np.zeros(len(columns.seqs), np.bool_)
         if len(rows):
-            gone[rows] = ~np.isin(columns.ids[rows].view("S16"), self._stored_now)
+            gone[rows] = ~np.isin(columns.ids[rows].view("S16").ravel(), self._stored_now)
         return gone
 
     @cached_property

@@ -25,6 +25,8 @@ from journal.locks.lock_order import LockOrder
 from journal.locks.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
+from qindex.engine import transactions
+from qindex.format.transactions import pack_committed
 from qindex.index.flush import FlushPlan
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ACKED
@@ -292,7 +294,38 @@ _PURGED_AFTER_REOPENING = Workload(
     (("publish", "a"), ("reopen",), ("consume", "a", 1), ("sync",), ("flush", "a"), ("sync",)),
 )
 
+_TRANSACTED = Workload(
+    "transacted",
+    (("publish", "a"), ("get", "a"), ("transact", "bc", "a"), ("publish", "b")),
+    setup=(("open",), ("queue", "a"), ("queue", "b"), ("queue", "c")),
+)
+_TRANSACTED_DURABLY = Workload(
+    "transacted durably", _TRANSACTED.steps, _TRANSACTED.setup, {"durability": "fsync"}
+)
+
+
+def _not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a transaction publishes is not noted before."""
+    monkeypatch.setattr(transactions._Part, "_announce", lambda *_: None)
+
+
+def _commit_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit is noted without what it acknowledges."""
+    monkeypatch.setattr(
+        "qindex.engine.moves.pack_committed",
+        lambda number, boot, acks: pack_committed(number, boot, []),
+    )
+
+
+def _targets_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit is durable before what the transaction has published."""
+    monkeypatch.setattr(QueueState, "sync_all", lambda _: None)
+
+
 MUTATIONS = [
+    Mutation("transaction not announced", _not_announced, _TRANSACTED),
+    Mutation("acks of a transaction not noted", _commit_not_noted, _TRANSACTED),
+    Mutation("commit before its messages", _targets_not_synced, _TRANSACTED_DURABLY),
     Mutation(
         "segment not synced before the journal is emptied", _flush_without("fdatasync"), _FLUSHED
     ),

@@ -135,6 +135,19 @@ def test_sums_say_how_much_was_there(tmp_path: Path) -> None:
     assert loaded.fresh[0].seqs.tolist() == [7, 8, 10, 11, 12, 13]
 
 
+def test_an_emptied_journal_is_missed(tmp_path: Path) -> None:
+    """Its checksums tell that it held something. An engine removes them before it empties it."""
+    front = BEFORE["publishes"]
+    (tmp_path / journal_format.FILE_NAME).touch()
+    (tmp_path / "journal.jif.sum").write_bytes(extent(front, 0))
+    loaded = load_queue(REAL, str(tmp_path), 4096, os.listdir(tmp_path), GivenOut(LIMIT, 7))
+    (one,) = loaded.findings
+    assert one.is_loss
+    assert one.what == f"the file ends at 0; it had at least {len(front)} bytes"
+    unknown = GivenOut(LIMIT, power_lost=True)
+    assert not load_queue(REAL, str(tmp_path), 4096, os.listdir(tmp_path), unknown).findings
+
+
 def test_a_loss_of_power_loses_sectors_and_no_more() -> None:
     """What stands in another sector than the start that is missing was written before, too."""
     front = BEFORE["publishes"]

@@ -51,6 +51,7 @@ def test_all_of_it_happens_at_the_end_of_the_block(tmp_path: Path, durability: A
             tx.ack(second)
             assert invoices.publish(b"of somebody else") == 1
             assert (len(invoices), len(engine.queue("mails")), orders.stats().unacked) == (1, 0, 2)
+            assert (invoices.stats().pending, invoices.stats().messages) == (1, 1)
             assert engine.queue("mails").get(timeout=0) is None
             assert invoices.purge() == 1
             with pytest.raises(qindex.UsageError, match="settled already"):

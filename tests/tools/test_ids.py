@@ -12,7 +12,7 @@ from journal.findings import Kind
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import MAGIC
 from qindex.format.stored_id import make_id
-from qindex.recovery.columns import Entries, pack_heads
+from qindex.recovery.columns import Entries
 from qindex.tools.ids_check import QueueIds
 
 
@@ -31,7 +31,6 @@ def batch_of(
         packed = np.array(ids, np.uint64).astype(">u8").tobytes()
     else:
         packed = b"".join(make_id(b"run%03d" % run, number, 0) for run, number in ids)
-    id_bytes = np.frombuffer(packed, np.uint8).reshape(-1, 16)
     return Entries(
         path="0.idx",
         location="segment",
@@ -44,9 +43,10 @@ def batch_of(
         delivered=zeros.astype(np.bool_),
         persistent=zeros.astype(np.bool_),
         dropped=zeros.astype(np.bool_),
-        heads=pack_heads(
-            id_bytes, zeros.astype(np.uint64), zeros, np.full(count, embedded, np.int64)
-        ),
+        ids=np.frombuffer(packed, np.uint8).reshape(-1, 16),
+        expiry=zeros.astype(np.uint64),
+        sizes=zeros,
+        embedded=np.full(count, embedded, np.int64),
     )
 
 
