@@ -68,7 +68,7 @@ def due_time(delay: float | None, at: datetime | None) -> int:
         raise UsageError(f"delay must be a number of seconds, not {delay!r}")
     if not 0 <= delay < _MOST_SECONDS:
         raise UsageError(f"delay must be seconds from 0 to 1e10, not {delay!r}")
-    return run_clock.time_ns() // 1000 + int(delay * 1e6) if delay else 0
+    return now_us() + int(delay * 1e6) if delay else 0
 
 
 def _due_at(at: datetime) -> int:
@@ -156,19 +156,23 @@ class DueTimes:
 
     def _is_held(self, seq: int) -> bool:
         with suppress(StoreError):
-            return self._state.index.is_held(seq)
+            return self._index.is_held(seq)
         return False
 
     # -- waiting --------------------------------------------------------------------------------
 
     def hold(self, seq: int, due: int) -> None:
         """Delay an entry that was just published."""
+        self._unnoted.append(self._wait(seq, due))
+
+    def _wait(self, seq: int, due: int) -> int:
+        """Keep an entry until it is due, and return its key."""
         self._index.hold(seq)
         key = make_key(due, seq)
         heappush(self._waiting, key)
-        self._unnoted.append(key)
         if not 0 < self._alarm_at <= due:
             self._set_alarm(due)
+        return key
 
     def hold_batch(self, seqs: range, due: int) -> None:
         """Delay entries that were just published together."""
@@ -178,10 +182,7 @@ class DueTimes:
     def hold_again(self, seq: int, due: int) -> None:
         """Delay an entry that came back, or of which the file says nothing."""
         self.dues.pop(seq, None)
-        self._state.index.hold(seq)
-        heappush(self._waiting, due << SHIFT | seq)
-        if not 0 < self._alarm_at <= due:
-            self._set_alarm(due)
+        self._wait(seq, due)
 
     def cancelled(self, seq: int, due: int) -> None:
         """Take note that a message, which was published with this due time, was dropped before it
@@ -208,7 +209,7 @@ class DueTimes:
         self._forget_unnoted()
 
     def _out(self) -> dict[int, int]:
-        index = self._state.index
+        index = self._index
         return {seq: due for seq, due in self.dues.items() if index.state_of(seq) == OUT}
 
     # -- due ------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class DueTimes:
     def first_due(self) -> int:
         """Return the key of the first message that is due, and not read yet; 0 for none."""
         due = self._due
-        while due and not self._state.index.is_held(due[0] & SEQ):
+        while due and not self._index.is_held(due[0] & SEQ):
             heappop(due)
         return due[0] if due else 0
 
@@ -239,7 +240,7 @@ class DueTimes:
 
     def stage(self) -> None:
         """Read the first message that is due, and let it be delivered next."""
-        index = self._state.index
+        index = self._index
         key = self._due[0]
         seq = key & SEQ
         body, extra = index.read_held(seq)
@@ -255,14 +256,14 @@ class DueTimes:
             due = due_of(extra.message.headers)
         if not due:
             return False
-        self._state.index.hold(seq)
-        heappush(self._due, due << SHIFT | seq)
-        self._state.index.ahead.put_off()
+        self._index.hold(seq)
+        heappush(self._due, make_key(due, seq))
+        self._index.ahead.put_off()
         return True
 
     def take_back(self) -> None:
         """Take back the message that was read and not delivered: the reading begins anew."""
-        ahead = self._state.index.ahead
+        ahead = self._index.ahead
         if ahead.staged is not None:
             self.give_back(ahead.staged[0], ahead.staged[2])
             ahead.staged = None
@@ -338,7 +339,7 @@ class DueTimes:
 
     def load(self) -> None:
         """Take over what the file and the messages say. Raises :class:`StorageError`."""
-        index = self._state.index
+        index = self._index
         found, closed = self._file.read()
         self._waiting, self._due, self._gone = [], [], 0
         self._forget_unnoted()
@@ -372,4 +373,4 @@ def _split(keys: Iterable[int]) -> tuple[I64, I64]:
 
 
 def _join(seqs: I64, dues: I64) -> list[int]:
-    return [due << SHIFT | seq for seq, due in zip(seqs.tolist(), dues.tolist(), strict=True)]
+    return [make_key(due, seq) for seq, due in zip(seqs.tolist(), dues.tolist(), strict=True)]

@@ -13,9 +13,8 @@ from qindex.format.delays import DUE_HEADER, due_of
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
-from qindex.queue import run_clock
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
-from qindex.queue.delays import SEQ, SHIFT, DueTimes, now_us
+from qindex.queue.delays import SEQ, DueTimes, make_key, now_us
 from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import check_lease
@@ -265,7 +264,7 @@ class Deliverer:
             due = later.first_due()
             if due:
                 seq, extra = ahead.first()
-                if due < self._time_of(extra) << SHIFT | seq:
+                if due < make_key(self._time_of(extra), seq):
                     later.stage()
 
     def _published_by(self, due: int, window: Window, at: int) -> int:
@@ -275,7 +274,7 @@ class Deliverer:
         for each in range(at, len(window)):
             extra = extras[each]
             stamp = extra // 1000 if type(extra) is int else self._publish_time(window, each)
-            if stamp << SHIFT | seqs[each] > due:
+            if make_key(stamp, seqs[each]) > due:
                 return each
             if each - at == _READ_TOGETHER and not window.plain:
                 return each  # no more messages of the message store are read at a time
@@ -384,7 +383,7 @@ class Deliverer:
         """
         assert isinstance(extra, Entry)
         entry = self._reader.without_flipped_bits(seq, extra)
-        if entry.expiry and entry.expiry <= run_clock.time_ns() // 1000:
+        if entry.expiry and entry.expiry <= now_us():
             self._letters.part_with_expired(seq, entry)
             return None
         entry = self._reader.with_message(entry)
@@ -582,7 +581,7 @@ class Deliverer:
         while not ahead.is_empty() or self._fill(READ_AHEAD):
             seq, extra = ahead.first()
             expiry = 0 if isinstance(extra, int) else extra.expiry
-            if not 0 < expiry <= run_clock.time_ns() // 1000:
+            if not 0 < expiry <= now_us():
                 return expiry
             if ahead.staged is not None:
                 self._state.index.release(seq)
@@ -688,7 +687,7 @@ class Deliverer:
             state.later.bring()
             due = state.later.all_due()
         for one in self._ahead(most):
-            while due and due[0] < self._time_of(one[3]) << SHIFT | one[0]:
+            while due and due[0] < make_key(self._time_of(one[3]), one[0]):
                 yield self._held(due.pop(0) & SEQ)
             yield one
         for key in due:
@@ -749,7 +748,7 @@ class Deliverer:
         with self._state.lock, self._state as state:
             index = state.index
             below = index.next_seq
-            now = run_clock.time_ns() // 1000
+            now = now_us()
             while (seq := index.last_ready(below)) is not None:
                 below = seq
                 body, extra = index.read_one(seq)

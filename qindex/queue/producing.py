@@ -39,8 +39,7 @@ from qindex.format.message_record import (
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
 from qindex.format.unique import Until, without_key
 from qindex.index.seq_ids import RESERVE
-from qindex.queue import run_clock
-from qindex.queue.delays import due_time
+from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
 from qindex.queue.prepared_message import Notes, Prepared
@@ -731,7 +730,7 @@ class Producer:
         seconds = self.state.message_ttl
         if seconds is None or (ttl is not None and ttl < seconds):
             seconds = ttl
-        return 0 if seconds is None else run_clock.time_ns() // 1000 + int(seconds * 1e6)
+        return 0 if seconds is None else now_us() + int(seconds * 1e6)
 
 
 class _Both(Notes):

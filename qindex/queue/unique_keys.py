@@ -32,7 +32,7 @@ from qindex.format.unique import (
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, PENDING, PUBLISHED
-from qindex.queue import run_clock
+from qindex.queue.delays import now_us
 from qindex.queue.notes_file import NotesFile
 from qindex.queue.prepared_message import Prepared
 
@@ -125,7 +125,7 @@ class UniqueKeys:
         seq = self._table.get(hash_key(key))
         if seq is None or seq >= self._index.next_seq:
             return
-        if self._windows and self._windows.get(seq, 0) > run_clock.time_ns() // 1000:
+        if self._windows and self._windows.get(seq, 0) > now_us():
             raise DuplicateError(self._base + seq, f"the window of unique key {key!r} is open")
         state = self._state_of(seq)
         if state not in _FREE and self._holds(seq, key, state):
@@ -172,7 +172,7 @@ class UniqueKeys:
             _log.warning("%s", error)
 
     def _forget_gone(self) -> None:
-        now = run_clock.time_ns() // 1000
+        now = now_us()
         self._windows = {seq: until for seq, until in self._windows.items() if until > now}
         hashes, seqs = self._table.all()
         kept = self._index.are_there(seqs) | np.isin(seqs, list(self._windows))
@@ -271,7 +271,7 @@ class Taking:
         if until == "delivered":
             self.headers[UNTIL_HEADER] = until
         if window is not None:
-            self._window = run_clock.time_ns() // 1000 + int(window * 1e6)
+            self._window = now_us() + int(window * 1e6)
             self.headers[WINDOW_HEADER] = self._window
 
     def check(self) -> None:
