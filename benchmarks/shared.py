@@ -3,9 +3,9 @@ beside a bare echo over the same kind of socket. ``python -m benchmarks.shared``
 minutes, ``--peers`` five more.
 
 Each figure is of ``--processes`` processes, each with a queue's work on one shared queue, for
-``--seconds`` seconds; rounds of the contenders are interleaved, and the median is shown. A
-contender that is not installed is left out with a line that says so; ``REDIS_SERVER`` names Redis's
-program.
+``--seconds`` seconds; rounds of the contenders are interleaved, and the median is shown. On
+a busy machine the CPU of a message says more than their number a second. A contender that is not
+installed is left out with a line that says so; ``REDIS_SERVER`` names Redis's program.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import qindex
+from qindex.format import layout
 
 BODY = b"x" * int(os.environ.get("BODY_BYTES", "100"))
 BATCH = 1000
@@ -238,11 +239,12 @@ def child(contender: str, task: str, directory: str, seconds: float) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     done = 0
+    began = time.process_time()
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         for _ in range(1 if task in ("batches", "confirm") else 20):
             done += step()
-    print(done, flush=True)
+    print(done, time.process_time() - began, flush=True)
     sys.stdin.readline()
     os._exit(0)
 
@@ -310,8 +312,11 @@ def _tell(process: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def served(contender: str, directory: str, backlog: int, *, relays: bool = False) -> Iterator[None]:
-    """Have what a contender needs beside its clients: a server, and a backlog."""
+def served(
+    contender: str, directory: str, backlog: int, *, relays: bool = False
+) -> Iterator[int | None]:
+    """Have what a contender needs beside its clients: a server, whose process it gives, and a
+    backlog."""
     server: subprocess.Popen[str] | None = None
     keeper = None
     if contender == "echo":
@@ -333,7 +338,10 @@ def served(contender: str, directory: str, backlog: int, *, relays: bool = False
             else:
                 for _ in range(min(backlog, 20_000)):
                     store.publish()
-        yield
+        if keeper is not None:
+            yield int(Path(directory, layout.LOCK).read_text().split()[0])
+        else:
+            yield None if server is None else server.pid
     finally:
         if server is not None:
             server.kill()
@@ -355,15 +363,24 @@ def _redis(directory: str, fsync: str) -> subprocess.Popen[str]:
     return server
 
 
-def measure(contender: str, task: str, processes: int, seconds: float) -> float:
-    """Give the messages a second of all processes together."""
+def _cpu_of(pid: int | None) -> float:
+    """Give the seconds of CPU that a process has taken."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(contender: str, task: str, processes: int, seconds: float) -> tuple[float, float]:
+    """Give the messages a second of all processes together, and the microseconds of CPU that a
+    message takes, in all of them and the server."""
     needs = task not in ("publish", "batches", "confirm")
     backlog = (int(60_000 * seconds * 1.5) + 20_000) * needs
     if contender == "qindex":
         backlog *= 12 if task == "consume + ack_many" else 2
     with (
         tempfile.TemporaryDirectory() as directory,
-        served(contender, directory, backlog),
+        served(contender, directory, backlog) as server,
     ):
         children = [
             _start("--child", contender, task, directory, str(seconds)) for _ in range(processes)
@@ -371,9 +388,13 @@ def measure(contender: str, task: str, processes: int, seconds: float) -> float:
         try:
             for one in children:
                 assert _says(one) == "ready\n"
+            before = _cpu_of(server)
             for one in children:
                 _tell(one)
-            return sum(int(_says(one)) for one in children) / seconds
+            said = [_says(one).split() for one in children]
+            count = sum(int(done) for done, _ in said)
+            cpu = _cpu_of(server) - before + sum(float(spent) for _, spent in said)
+            return count / seconds, cpu * 1e6 / count
         finally:
             for one in children:
                 _tell(one)
@@ -414,9 +435,8 @@ def peers_table(processes: int, seconds: float, rounds: int) -> None:
                 if contender in missing or contender in ("sqlite-full", "redis-always"):
                     continue
                 try:
-                    found = measure(
-                        contender, ours if contender == "qindex" else task, processes, seconds
-                    )
+                    work = ours if contender == "qindex" else task
+                    found = measure(contender, work, processes, seconds)[0]
                 except ImportError as error:
                     print(f"{contender} is left out: {error}")
                     missing.add(contender)
@@ -424,7 +444,7 @@ def peers_table(processes: int, seconds: float, rounds: int) -> None:
                 figures.setdefault((contender, task), []).append(found)
         for contender in ("qindex", "sqlite-full", "redis-always"):
             if contender.partition("-")[0] not in missing:
-                found = measure(contender, "confirm", 2 * processes, seconds)
+                found = measure(contender, "confirm", 2 * processes, seconds)[0]
                 figures.setdefault((contender, "confirm"), []).append(found)
     print(f"\nbodies of {len(BODY)} bytes; confirm: {2 * processes} processes, synced to disk\n")
     print("| | publish | ours / it | get, ack | ours: get(ack=) / it | confirm | ours / it |")
@@ -460,29 +480,38 @@ def main() -> None:
         echo_server(given.echo or given.relay, bool(given.relay))
     figures: dict[tuple[str, str], list[float]] = {}
     sqlite_tasks = ("publish", "get + ack", "batches")
+    costs: dict[tuple[str, str], list[float]] = {}
     late: dict[str, list[tuple[float, float]]] = {"qindex": [], "echo": []}
     for _ in range(given.rounds):
         for task in TASKS:
             # The echo stands beside each task: a busy machine is not equally busy all the time.
             contenders = ["qindex", "echo", *(["sqlite"] if task in sqlite_tasks else [])]
             for contender in contenders:
-                found = measure(contender, task, given.processes, given.seconds)
-                figures.setdefault((contender, task), []).append(found)
+                rate, cpu = measure(contender, task, given.processes, given.seconds)
+                figures.setdefault((contender, task), []).append(rate)
+                costs.setdefault((contender, task), []).append(cpu)
         for contender, values in late.items():
             values.append(latency(contender))
     medians = {key: statistics.median(values) for key, values in figures.items()}
+    spent = {key: statistics.median(values) for key, values in costs.items()}
     print(
         f"qindex {qindex.__build__}, {given.processes} processes, {os.cpu_count()} cores, ", end=""
     )
     print(f"in {Path(tempfile.gettempdir())}, bodies of {len(BODY)} bytes\n")
-    print("| work | qindex, shared | SQLite NORMAL by hand | ours / SQLite | ours / echo |")
-    print("|---|---|---|---|---|")
+    print(
+        "| work | qindex, shared | SQLite | ours / SQLite | ours / echo | CPU, us | echo's / ours |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for task in TASKS:
         ours = medians["qindex", task]
         theirs = medians["sqlite", task if task in sqlite_tasks else "get + ack"]
-        trips = ours * (2 if task == "get + ack" else 1) / medians["echo", task]
-        shown = f"{trips:.2f}" if "many" not in task and task != "batches" else ""
-        print(f"| {task} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} | {shown} |")
+        trips = 2 if task == "get + ack" else 1
+        cells = [f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}", "", "", ""]
+        if "many" not in task and task != "batches":
+            cells[3] = f"{ours * trips / medians['echo', task]:.2f}"
+            cells[4] = f"{spent['qindex', task]:.1f}"
+            cells[5] = f"{spent['echo', task] * trips / spent['qindex', task]:.2f}"
+        print(f"| {task} | {' | '.join(cells)} |")
     for contender, what in (("qindex", "publish to a get that waits"), ("echo", "a bare relay")):
         median, slow = map(statistics.median, zip(*late[contender], strict=True))
         print(f"{what}: p50 {median:.3f} ms, p99 {slow:.3f} ms")
