@@ -20,7 +20,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _EMPTY_FROM = 1 << 16
 """The file is emptied when nothing in it matters, and it has this many bytes."""
 _SHORTEN_FROM = 1 << 20
-"""It is written anew, with what matters, when it has this many bytes."""
+"""It is written anew, with what matters, when it has this many bytes, and half of them do not."""
 
 
 class TransactionLog:
@@ -38,6 +38,7 @@ class TransactionLog:
         self._lock.before_waiting = poison.order.add(Rank.TRANSACTIONS, self._lock.is_mine)
         self._fd: int | None = None
         self._end = 0
+        self._shorten_at = _SHORTEN_FROM
         # The frames of each transaction that recovery would have to know of.
         self._live: dict[int, list[bytes]] = {}
         self._numbers = count(1)
@@ -82,9 +83,10 @@ class TransactionLog:
 
     def _opened(self) -> int:
         fs = self._fs
-        if self._fd is not None and self._end >= _SHORTEN_FROM:
-            data = b"".join(frame for frames in self._live.values() for frame in frames)
-            if len(data) <= _SHORTEN_FROM // 2:
+        if self._fd is not None and self._end >= self._shorten_at:
+            data = b"".join(frame for frames in list(self._live.values()) for frame in frames)
+            self._shorten_at = max(_SHORTEN_FROM, 2 * len(data))
+            if self._end >= self._shorten_at:
                 replace_file(fs, self._path, data)
                 fs.close(self._fd)
                 self._fd, self._end = None, len(data)

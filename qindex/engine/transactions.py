@@ -293,6 +293,9 @@ class Transaction:
 
     def _commit(self) -> None:
         every = self._checked()
+        if not (self._parts or self._acks):
+            self._roll_back()
+            return
         with every.calls.here():
             every.moves.commit(
                 self._number, self._parts, self._acks, lambda: every.open.discard(self)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -113,14 +114,18 @@ def damage_in(path: str, data: bytes) -> list[Finding]:
 def pending_in(data: bytes, queue: str, priority: int) -> frozenset[int]:
     """Return the seq_ids that transactions without a commit have given out in the directory of a
     priority of a queue."""
-    found = read_transactions(data)[0].values()
-    published = [one for noted in found if noted.boot is None for one in noted.published]
-    return frozenset(
-        seq & LOW
-        for one in published
-        if one.queue == queue and one.first >> SHIFT == priority
-        for seq in range(one.first, one.first + len(one.ids))
-    )
+    return frozenset(_pending(data).get((queue, priority), ()))
+
+
+@lru_cache(1)
+def _pending(data: bytes) -> dict[tuple[str, int], list[int]]:
+    found: dict[tuple[str, int], list[int]] = {}
+    for noted in read_transactions(data)[0].values():
+        for one in noted.published if noted.boot is None else ():
+            first = one.first & LOW
+            seqs = found.setdefault((one.queue, one.first >> SHIFT), [])
+            seqs += range(first, first + len(one.ids))
+    return found
 
 
 def _values(data: bytes) -> Iterator[tuple[int, list[Any] | None]]:

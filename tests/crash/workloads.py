@@ -839,7 +839,10 @@ TOGETHER: tuple[Workload, ...] = (
                 ("transact", "bc", "a", 1, "stored", False)
                 + ((("publish_many", "b", 3), ("get", "b"), ("flush", "b"), ("flush", "a")),)
             ),
-            ("transact", "cb", "a", 1, "small", True, (("publish", "c"), ("flush", "c"))),
+            (
+                ("transact", "cb", "a", 1, "small", True)
+                + ((("publish", "c"), ("rest", "b"), ("publish", "b"), ("flush", "c")),)
+            ),
             ("kill",),
             ("get", "a"),
             ("transact", "b", "a"),

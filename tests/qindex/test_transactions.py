@@ -98,7 +98,8 @@ def test_an_exception_undoes_it(tmp_path: Path) -> None:
 
 
 def test_priorities(tmp_path: Path) -> None:
-    with qindex.open(tmp_path) as engine:
+    store = tmp_path / "store"
+    with qindex.open(store) as engine:
         jobs = engine.queue("jobs", max_priority=255)
         jobs.publish(b"source", priority=200)
         delivery = jobs.get()
@@ -106,16 +107,16 @@ def test_priorities(tmp_path: Path) -> None:
             tx.publish(jobs, b"low")
             seq = tx.publish(jobs, b"high", properties={"priority": 255})
             tx.ack(delivery)
-            killed = copy_live(tmp_path, tmp_path.parent / "killed before")
+            killed = copy_live(store, tmp_path / "killed before")
         with pytest.raises(FailedError), engine.transaction() as tx:
             tx.publish(jobs, b"undone", properties={"priority": 255})
             raise FailedError
-        after = copy_live(tmp_path, tmp_path.parent / "killed after")
+        after = copy_live(store, tmp_path / "killed after")
         assert jobs.peek(1)[0].seq_id == seq
     for directory, wanted in (
         (killed, [b"source"]),
         (after, [b"high", b"low"]),
-        (tmp_path, [b"high", b"low"]),
+        (store, [b"high", b"low"]),
     ):
         with qindex.open(directory, read_only=True) as reader:
             there = [one.body for one in reader.queue("jobs").peek(9)]
@@ -170,7 +171,8 @@ def test_order_is_that_of_the_seq_ids(tmp_path: Path) -> None:
 
 
 def test_a_delay_counts_from_the_publish(tmp_path: Path) -> None:
-    with qindex.open(tmp_path) as engine:
+    store = tmp_path / "store"
+    with qindex.open(store) as engine:
         queue = engine.queue("q")
         with engine.transaction() as tx:
             seq = tx.publish(queue, b"later", delay=1e6)
@@ -180,8 +182,8 @@ def test_a_delay_counts_from_the_publish(tmp_path: Path) -> None:
         with pytest.raises(FailedError), engine.transaction() as tx:
             tx.publish(queue, b"never", delay=1e6)
             raise FailedError
-        killed = copy_live(tmp_path, tmp_path.parent / "killed")
-    for directory in (tmp_path, killed):
+        killed = copy_live(store, tmp_path / "killed")
+    for directory in (store, killed):
         with open_quietly(directory) as engine:
             queue = engine.queue("q")
             assert (queue.stats().delayed, len(queue)) == (1, 0)
@@ -315,6 +317,27 @@ def test_a_full_disk_undoes_it(tmp_path: Path) -> None:
             fs.fail("", errno.ENOSPC, path="qindex.transactions")
         delivery.ack()
         assert bodies(engine.queue("other")) == [LARGE] * 2
+
+
+def test_the_file_holds_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qindex.engine.transaction_log._SHORTEN_FROM", 4096)
+    path = tmp_path / "store" / "qindex.transactions"
+    with qindex.open(tmp_path / "store") as engine:
+        with engine.transaction() as tx:
+            pass
+        assert not path.exists()
+        with engine.transaction() as long:
+            long.publish("q", b"long")
+            for _ in range(500):
+                with engine.transaction() as tx:
+                    tx.publish("q", b"short")
+            assert path.stat().st_size < 5000
+            for _ in range(500):
+                long.publish("q", b"long")
+            copy_live(tmp_path / "store", tmp_path / "killed")
+    with open_quietly(tmp_path / "killed") as engine:
+        assert bodies(engine.queue("q")) == [b"short"] * 100
+        assert len(engine.queue("q")) == 500
 
 
 def test_coroutines(tmp_path: Path) -> None:
