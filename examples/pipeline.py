@@ -1,6 +1,7 @@
-"""Count words through two queues into SQLite, each line exactly once, whatever is killed.
+"""Count words through two queues into SQLite: each line of the queue once, whatever is killed.
 
-Lines from standard input go to the queue "lines". The first stage takes a line and publishes its
+Lines from standard input go to the queue "lines". (After a kill, go on with ``< /dev/null``: lines
+that are passed again are new ones.) The first stage takes a line and publishes its
 words in the transaction that acknowledges it. The second stage writes a word into the database
 together with its seq_id, and acknowledges it after that. A word that is delivered again, because
 the process was killed in between, is known by its seq_id.

@@ -130,7 +130,6 @@ def options_of(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
             raise UsageError(f"at must be a datetime, not {at!r}")
         options["at"] = at.isoformat()
     if "unique" not in options:
-        options.pop("window", None)
         options.pop("until", None)
     return options
 

@@ -825,6 +825,8 @@ class Engine:
 
     def _sources(self, queues: Sequence[Queue | str]) -> list[QueueParts]:
         """Return the queues of a call, each once. Raises :class:`UsageError`."""
+        if isinstance(queues, Queue):
+            raise UsageError("queues must be a list, not a queue: use queue.get()")
         sources: dict[QueueParts, None] = {}
         for one in listed(queues, "queues"):
             queue = one if isinstance(one, Queue) else self.queue(one)

@@ -128,6 +128,8 @@ def _undo(noted: Noted, queue_of: Callable[[str], QueueParts | None]) -> None:
                 len(undone),
             )
             target.letters.drop_moved(undone)
+            if target.state.keys is not None:
+                target.state.keys.revoke(undone)
 
 
 def _acknowledge(

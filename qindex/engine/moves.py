@@ -319,6 +319,10 @@ class Moves:
             finally:
                 for lock in locks:
                     lock.let_go()
+            for part in parts:
+                keys = part.parts.state.keys
+                if self._fsync and part.then is not None and keys is not None:
+                    keys.sync()
             if moved:
                 self._pending += moved
                 self.pending += len(acks)
@@ -435,6 +439,7 @@ class Part(Protocol):
     """What a transaction has published by one call."""
 
     parts: QueueParts
+    then: Callable[[], None] | None
 
     def admit(self) -> None:
         """Let it be delivered. The queue's lock is held."""

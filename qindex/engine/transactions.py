@@ -45,18 +45,19 @@ from qindex.queue.settling import Settler
 
 _log = logging.getLogger("qindex.transactions")
 
-_BARE = (None,) * 8
+_BARE = (None,) * 9
 
 
 class _Part:
     """What a transaction publishes by one call: :class:`qindex.queue.prepared_message.Notes`."""
 
-    __slots__ = ("_due", "_items", "_log", "_number", "_seqs", "parts")
+    __slots__ = ("_due", "_items", "_log", "_number", "_seqs", "parts", "then")
 
     def __init__(self, log: TransactionLog, number: int, parts: QueueParts, due: int) -> None:
         self._log = log
         self._number = number
         self.parts = parts
+        self.then: Callable[[], None] | None = None
         self._due = due
         self._seqs = range(0)
         # Of each message its id, where it is in the message store, and the bytes of its body.
@@ -91,6 +92,8 @@ class _Part:
         """Let them be delivered. Lock held."""
         for seq in self._seqs:
             self.parts.state.admit(seq, self._due)
+        if self.then is not None:
+            self.then()
 
     def drop(self) -> None:
         """Drop them, as nobody has seen them. Raises :class:`StoreError`."""
@@ -182,7 +185,7 @@ class Transaction:
             >>> with engine.transaction() as tx:
             ...     seq_id = tx.publish("emails", b"welcome")
         """
-        given = (key, headers, properties, ttl, delay, at, unique, priority)
+        given = (key, headers, properties, ttl, delay, at, unique, window, priority)
         if type(body) is bytes and given == _BARE:
             seq = self._publish_body(queue, body)
             if seq >= 0:

@@ -39,7 +39,7 @@ def as_bytes(body: Body) -> bytes:
     else."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
-    what = type(body).__name__
+    what = "str: encode it, as by text.encode()" if isinstance(body, str) else type(body).__name__
     raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}")
 
 

@@ -48,7 +48,7 @@ from qindex.index.seq_ids import RESERVE
 from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
-from qindex.queue.prepared_message import Notes, Prepared
+from qindex.queue.prepared_message import Later, Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
 from qindex.queue.unique_keys import Taking
@@ -111,12 +111,14 @@ class Producer:
             or delay is not None
             or at is not None
             or unique is not None
+            or window is not None
             or persistent is not True
             or type(body) is not bytes
             or len(body) > state.most_plain
         ):
             if delay is not None or at is not None:
                 due = due_time(delay, at)
+            _refuse_window(window, unique)
             if unique is not None:
                 if state.base and not properties and not isinstance(body, Message):
                     properties = state.properties
@@ -240,14 +242,17 @@ class Producer:
         timeout: float | None,
         due: int,
         waits: bool,
-        also: Notes | None = None,
+        also: Later | None = None,
     ) -> int:
         """Publish a message with a unique key; ``also``: others that take note of it."""
         self.check_message(message)
         state = self.state
         with state.lock, state:
-            taking = Taking(state.unique_keys(), state.check_unique, unique, window, until)
+            keys, check = state.unique_keys(), state.check_unique
+            taking = Taking(keys, check, unique, window, until, waits=also is not None)
             taking.check()
+        if also is not None:
+            also.then = taking.open_window
         message = replace(message, headers=without_key(message.headers) | taking.headers)
         notes: Notes = taking if also is None else _Both(taking, also)
         seqs = self._publish_all(
@@ -260,7 +265,7 @@ class Producer:
     def publish_noted(
         self,
         message: Message,
-        notes: Notes,
+        notes: Later,
         ttl: float | None,
         timeout: float | None,
         due: int,
@@ -271,6 +276,7 @@ class Producer:
     ) -> int:
         """Publish a message, as :meth:`publish`, of which ``notes`` are taken. They see to the
         delay of one that is ``due`` later, and to its durability."""
+        _refuse_window(window, unique)
         if due:
             with self.state.lock, self.state as state:
                 state.delays()
@@ -784,6 +790,11 @@ def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
         except UsageError as error:
             raise UsageError(f"message {at} of the batch: {error}") from error
     return made
+
+
+def _refuse_window(window: float | None, unique: str | None) -> None:
+    if window is not None and unique is None:
+        raise UsageError("window= needs unique=: it says for how long that key is taken")
 
 
 def _with_due(message: Message, due: int) -> Message:

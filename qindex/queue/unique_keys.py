@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import get_args
 
 import numpy as np
@@ -159,9 +159,14 @@ class UniqueKeys:
             self._forget_gone()
         hashed = hash_key(key)
         self._table.put(hashed, seq)
-        if not window:
+        if window:
+            self.open_window(key, seq, window)
+        else:
             self._unnoted.append((seq, hashed))
-            return
+
+    def open_window(self, key: str, seq: int, window: int) -> None:
+        """Let a message hold its key until this time at least; see :meth:`take`."""
+        hashed = hash_key(key)
         self._windows[seq] = window
         self.is_unsynced = True
         try:
@@ -170,6 +175,11 @@ class UniqueKeys:
             # The message itself says it, as long as it is there.
             self._unnoted.append((seq, hashed))
             _log.warning("%s", error)
+
+    def revoke(self, seqs: Iterable[int]) -> None:
+        """End the windows of messages that were never published after all."""
+        for seq in seqs:
+            self._windows.pop(seq, None)
 
     def _forget_gone(self) -> None:
         now = now_us()
@@ -253,9 +263,12 @@ class Taking:
         unique: str,
         window: float | None,
         until: str,
+        *,
+        waits: bool = False,
     ) -> None:
         """``check``: raises :class:`DuplicateError` for a key that is taken in any priority of the
-        queue. Raises :class:`UsageError` for values that can't be right."""
+        queue. ``waits``: the window waits for :meth:`open_window`. Raises :class:`UsageError` for
+        values that can't be right."""
         if not isinstance(unique, str) or not unique:
             raise UsageError(f"unique must be a str that is not empty, not {unique!r}")
         if window is not None and not _is_window(window):
@@ -267,6 +280,7 @@ class Taking:
         self._key = unique
         self._seq = 0
         self._window = 0
+        self._waits = waits
         self.headers: dict[str, str | int] = {KEY_HEADER: unique}
         if until == "delivered":
             self.headers[UNTIL_HEADER] = until
@@ -285,7 +299,12 @@ class Taking:
 
     def after(self) -> None:
         """It was appended."""
-        self._keys.take(self._key, self._seq, self._window)
+        self._keys.take(self._key, self._seq, 0 if self._waits else self._window)
+
+    def open_window(self) -> None:
+        """Its transaction is committed."""
+        if self._window:
+            self._keys.open_window(self._key, self._seq, self._window)
 
 
 def _is_window(window: object) -> bool:

@@ -97,6 +97,31 @@ def test_an_exception_undoes_it(tmp_path: Path) -> None:
     assert qindex.verify(tmp_path).findings == []
 
 
+def test_a_window_begins_with_the_commit(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with qindex.open(store) as engine:
+        queue = engine.queue("q")
+        with pytest.raises(FailedError), engine.transaction() as tx:
+            tx.publish(queue, b"undone", unique="u", window=1e6)
+            copy_live(store, tmp_path / "killed before")
+            raise FailedError
+        queue.publish(b"0", unique="u")
+        queue.get().ack()
+        with engine.transaction() as tx:
+            tx.publish(queue, b"done", unique="u", window=1e6)
+        queue.get().ack()
+        with pytest.raises(qindex.DuplicateError, match="window"):
+            queue.publish(b"1", unique="u")
+        copy_live(store, tmp_path / "killed after")
+    for name in ("killed after", "store"):
+        with open_quietly(tmp_path / name) as engine, pytest.raises(qindex.DuplicateError):
+            engine.queue("q").publish(b"1", unique="u")
+    for _ in range(2):
+        with open_quietly(tmp_path / "killed before") as engine:
+            engine.queue("q").publish(b"1", unique="u")
+            engine.queue("q").get().ack()
+
+
 def test_priorities(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with qindex.open(store) as engine:
