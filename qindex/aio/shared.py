@@ -172,7 +172,7 @@ class SharedQueue(Opens):
             raise went_back()
         if self.at[0] != link.generation:
             number = (await link.request(wire.OPEN, self.name, False, {}, []))[0]
-            self.at = link.generation, number
+            self.at: tuple[int, int] = link.generation, number
         return link
 
     async def _call(self, generation: int, verb: int, *values: Any) -> list[Any]:

@@ -744,7 +744,10 @@ class Engine:
                 path = os.path.join(self._queues_directory, hashed)
                 with storage_errors(path, "the queue can't be deleted"):
                     self._remove_directory(hashed, ids)
-            return count
+        # Acks that were committed are not to count for a new queue of this name.
+        self._moves.settle()
+        self._moves.log.forget_ended()
+        return count
 
     def _remove_directory(self, hashed: str, stored: Sequence[bytes] = ()) -> None:
         """Remove the directory of a queue, in which ``stored`` messages of the message store were.

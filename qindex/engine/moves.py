@@ -139,7 +139,7 @@ class Moves:
         self._settle_later(waits)
 
     def _settle_later(self, waits: bool) -> None:
-        if self.pending >= _MOST_PENDING and waits:
+        if max(self.pending, len(self._pending)) >= _MOST_PENDING and waits:
             self.settle()
         elif self._background or not waits:
             self._alarm.set(self, monotonic() + self._idle)
@@ -319,20 +319,31 @@ class Moves:
             finally:
                 for lock in locks:
                     lock.let_go()
-            for part in parts:
-                keys = part.parts.state.keys
-                if self._fsync and part.then is not None and keys is not None:
-                    keys.sync()
             if moved:
                 self._pending += moved
                 self.pending += len(acks)
                 self._unsettled.append(number)
-                if self._fsync:
-                    self._settle()
             else:
                 self.log.end((number,))
-        if moved:
+        try:
+            if self._fsync:
+                for part in parts:
+                    keys = part.parts.state.keys
+                    if part.then is not None and keys is not None:
+                        keys.sync()
+                self.settle()
             self._settle_later(True)
+        except StoreError as error:
+            # It is committed, which no error may deny.
+            _log.error("what follows a commit is left for later: %s", error)
+            self._alarm.set(self, monotonic() + self._idle)
+
+    def rolled_back(self, number: int, parts: Sequence[Part]) -> None:
+        """Forget a transaction whose messages were dropped, once the drops are durable."""
+        with self._lock:
+            self._pending += [(part.parts.letters, [], []) for part in parts]
+            self._unsettled.append(number)
+        self._settle_later(True)
 
     # -- the file -------------------------------------------------------------------------------
 
@@ -374,11 +385,11 @@ class Moves:
 
     def is_behind(self) -> bool:
         """Return whether :meth:`settle` has anything to do."""
-        return self.pending > 0 or self.log.unsynced
+        return bool(self._pending) or self.log.unsynced
 
     def settle(self) -> None:
         """Do what is left of all moves: sync targets, acknowledge in the sources, sync them."""
-        if self.pending:
+        if self._pending:
             with self._lock:
                 self._settle()
         if self.log.unsynced:

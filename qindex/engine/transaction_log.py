@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Collection
@@ -64,7 +65,7 @@ class TransactionLog:
             self._poison.check()
             frames = self._live.get(number)
             if frames is None or number in self._refused:
-                raise ClosedError("the transaction is rolled back: the engine is closing")
+                raise ClosedError("the transaction is rolled back")
             syncing = False
             try:
                 fd = self._opened()
@@ -87,9 +88,7 @@ class TransactionLog:
             data = b"".join(frame for frames in list(self._live.values()) for frame in frames)
             self._shorten_at = max(_SHORTEN_FROM, 2 * len(data))
             if self._end >= self._shorten_at:
-                replace_file(fs, self._path, data)
-                fs.close(self._fd)
-                self._fd, self._end = None, len(data)
+                self._replace(data)
         if self._fd is None:
             if self._durable and not self._end:
                 # First: with a handle of the file, nobody would sync its name again.
@@ -97,6 +96,33 @@ class TransactionLog:
                 fs.sync_dir(os.path.dirname(self._path))
             self._fd = fs.open(self._path, _FLAGS)
         return self._fd
+
+    def _replace(self, data: bytes) -> None:
+        """Write the file anew. Raises :class:`StorageError`."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_quietly(self._fs, fd, self._path)
+        try:
+            replace_file(self._fs, self._path, data)
+        except StorageError as error:
+            if error.errno != errno.ENOSPC:
+                # Which of the two files has the name, and durably, is not known.
+                self._poison.set(error)
+            raise
+        self._end = len(data)
+
+    def forget_ended(self) -> None:
+        """Keep only what matters, durably: seq_ids of a deleted queue will be given out again.
+        Raises :class:`StorageError`."""
+        with self._lock:
+            if not self._end:
+                return
+            self._poison.check()
+            if any(self._live.values()):
+                self._replace(b"".join(frame for some in self._live.values() for frame in some))
+            else:
+                self._empty()
+        self.sync()
 
     def end(self, numbers: Collection[int]) -> None:
         """Forget transactions all of whose effects are in the queues."""

@@ -20,6 +20,7 @@ engine or of any queue syncs the file.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -51,40 +52,52 @@ _BARE = (None,) * 9
 class _Part:
     """What a transaction publishes by one call: :class:`qindex.queue.prepared_message.Notes`."""
 
-    __slots__ = ("_due", "_items", "_log", "_number", "_seqs", "parts", "then")
+    __slots__ = (
+        "_due",
+        "_id_high",
+        "_items",
+        "_log",
+        "_noted",
+        "_number",
+        "_seqs",
+        "parts",
+        "then",
+    )
 
-    def __init__(self, log: TransactionLog, number: int, parts: QueueParts, due: int) -> None:
+    def __init__(
+        self, log: TransactionLog, number: int, id_high: int, parts: QueueParts, due: int
+    ) -> None:
         self._log = log
         self._number = number
+        self._id_high = id_high
         self.parts = parts
         self.then: Callable[[], None] | None = None
         self._due = due
-        self._seqs = range(0)
+        # Announced, and published.
+        self._noted = self._seqs = range(0)
         # Of each message its id, where it is in the message store, and the bytes of its body.
         self._items: list[tuple[bytes, int]] = []
 
     def publish(self, body: bytes) -> int:
         """Publish a body that needs nothing else; -1 if it does."""
-
-        def announce(seq: int, msg_id: bytes) -> None:
-            self._seqs, self._items = range(seq, seq + 1), [(b"", len(body))]
-            self._announce(seq, [msg_id])
-
-        return self.parts.producer.append_pending(body, announce)
+        self._items = [(b"", len(body))]
+        return self.parts.producer.append_pending(body, self._id_high, self)
 
     def before(self, first: int, items: Sequence[Prepared]) -> None:
         """Announce the messages."""
-        self._seqs = range(first, first + len(items))
         self._items = [(b"" if item.stored is None else item.msg_id, item.size) for item in items]
-        self._announce(first, [item.msg_id for item in items])
+        self.announce(first, [item.msg_id for item in items])
 
-    def _announce(self, first: int, ids: list[bytes]) -> None:
+    def announce(self, first: int, ids: list[bytes]) -> None:
+        """Note which messages come. Raises :class:`StorageError`."""
+        self._noted = range(first, first + len(ids))
         state = self.parts.state
         frame = pack_published(self._number, state.name, state.base + first, ids)
         self._log.note(self._number, frame)
 
     def after(self) -> None:
         """Keep them from all readers."""
+        self._seqs = self._noted
         for seq in self._seqs:
             self.parts.state.index.pend(seq)
 
@@ -99,7 +112,8 @@ class _Part:
         """Drop them, as nobody has seen them. Raises :class:`StoreError`."""
         state = self.parts.state
         with state.lock, state:
-            for seq, (msg_id, size) in zip(self._seqs, self._items, strict=True):
+            # Those of a failed append are announced alone.
+            for seq, (msg_id, size) in zip(self._seqs, self._items, strict=False):
                 if seq < state.index.next_seq and state.index.state_of(seq) == PENDING:
                     entry = make_entry(msg_id, 0, size, None, stored=bool(msg_id))
                     self.parts.letters.reader.drop(seq, entry)
@@ -129,7 +143,7 @@ class Transaction:
     deliveries are as they were. One thread uses it at a time.
     """
 
-    __slots__ = ("__weakref__", "_acks", "_all", "_number", "_parts")
+    __slots__ = ("__weakref__", "_acks", "_all", "_id_high", "_number", "_parts")
 
     def __init__(self, transactions: Transactions) -> None:
         self._all = transactions
@@ -142,6 +156,8 @@ class Transaction:
             raise UsageError("a transaction is used once: make another one")
         self._all.calls.check()
         self._number = self._all.log.begin()
+        # Of its own: where an append fails, another message takes the seq_id.
+        self._id_high = int.from_bytes(os.urandom(8), "big")
         self._all.open.add(self)
         return self
 
@@ -197,14 +213,14 @@ class Transaction:
     def _publish_body(self, queue: str | Queue, body: bytes) -> int:
         """Publish a body alone; -1 for a queue where that takes more."""
         every = self._checked()
-        parts = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
-        part = _Part(every.log, self._number, parts, 0)
+        parts = _parts_of(every, queue)
+        part = _Part(every.log, self._number, self._id_high, parts, 0)
         # First: a close that rolls this back meanwhile finds it.
         self._parts.append(part)
         try:
             seq = part.publish(body)
-        except StoreError:
-            self._parts.remove(part)
+        except BaseException:
+            self._drop(part)
             raise
         if seq < 0:
             self._parts.remove(part)
@@ -227,18 +243,28 @@ class Transaction:
         """See :meth:`publish`; ``waits``: whether the caller may wait for room."""
         every = self._checked()
         with every.calls.here():
-            whole = queue._parts if isinstance(queue, Queue) else every.parts_of(queue)
+            whole = _parts_of(every, queue)
             parts, message = whole.place(message, priority)
-            part = _Part(every.log, self._number, parts, due)
+            part = _Part(every.log, self._number, self._id_high, parts, due)
             self._parts.append(part)
             try:
                 seq = parts.producer.publish_noted(
                     message, part, ttl, timeout, due, unique, window, until, waits
                 )
-            except StoreError:
-                self._parts.remove(part)
+            except BaseException:
+                self._drop(part)
                 raise
         return parts.state.base + seq
+
+    def _drop(self, part: _Part) -> None:
+        """Take a failed call back; it may have failed after its append."""
+        try:
+            with suppress(ClosedError):  # it was deleted, and its messages with it
+                part.drop()
+        except StoreError:
+            self._all.log.refuse(self._number)  # there is no commit with it
+            raise
+        self._parts.remove(part)
 
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery once the transaction is committed.
@@ -323,5 +349,21 @@ class Transaction:
             except StoreError as error:
                 whole = False
                 _log.error("what a transaction published is dropped by the next open: %s", error)
-        if whole:
+        if not whole:
+            return
+        if not self._parts:
             every.log.end([self._number])
+            return
+        try:
+            every.moves.rolled_back(self._number, self._parts)
+        except StoreError as error:
+            _log.error("what follows a rollback is left for later: %s", error)
+
+
+def _parts_of(every: Transactions, queue: str | Queue) -> QueueParts:
+    """Return the parts of a queue of the engine. Raises :class:`UsageError` for any other."""
+    if not isinstance(queue, Queue):
+        return every.parts_of(queue)
+    if queue._parts.letters.mover is not every.moves:
+        raise UsageError(f"queue {queue.name!r} is of another engine")
+    return queue._parts

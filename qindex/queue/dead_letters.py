@@ -241,6 +241,8 @@ class DeadLetters:
                     letters[at] = made(letter)
             except StoreError as error:
                 failures[at] = error
+        if not letters:
+            return failures
         left: set[int] = set()
         try:
             self.mover.move(self, list(letters.values()), waits=waits)

@@ -193,13 +193,14 @@ class DueTimes:
 
     def take(self, seq: int) -> None:
         """Let a delayed message be delivered before it is due. O(delayed messages)."""
+        self.take_back()
         self.bring()
-        key = next((each for each in self._waiting if each & SEQ == seq), 0)
-        if key:
-            self._gone += 1
-        else:
-            key = next(each for each in self._due if each & SEQ == seq)
-        self.dues[seq] = key >> SHIFT
+        # Its key goes: given back with another delay, the message would have two.
+        for keys in (self._waiting, self._due):
+            for key in [each for each in keys if each & SEQ == seq]:
+                keys.remove(key)
+                heapify(keys)
+                self.dues[seq] = key >> SHIFT
         self._index.release(seq)
 
     def clear(self) -> None:

@@ -33,3 +33,6 @@ class Later(Notes, Protocol):
     """Notes of a message that counts later. ``then`` is called when it does."""
 
     then: Callable[[], None] | None
+
+    def announce(self, first: int, ids: list[bytes]) -> None:
+        """:meth:`before`, of messages with these ids."""

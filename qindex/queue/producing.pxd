@@ -34,7 +34,9 @@ cdef class Producer:
         object at=*, object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t)
-    cpdef Py_ssize_t append_pending(self, bytes body, object announce) except? -1
+    cpdef Py_ssize_t append_pending(
+        self, bytes body, uint64_t id_high, object notes
+    ) except? -1
     cpdef int64_t expiry(self, object ttl) except -1
     @cython.locals(state=QueueState, room=Py_ssize_t, middle=bytes)
     cdef object _frame(

@@ -288,10 +288,11 @@ class Producer:
         self.check_message(message)
         return self._publish_all([message], ttl, True, False, timeout, 0, waits, notes).start
 
-    def append_pending(self, body: bytes, announce: Callable[[int, bytes], object]) -> int:
-        """Append a plain message of a transaction, which no read returns, and return its seq_id;
-        -1 for a message of another kind. ``announce`` is called with seq_id and message id before
-        that. Raises as :meth:`publish`."""
+    def append_pending(self, body: bytes, id_high: int, notes: Later) -> int:
+        """Append a plain message of a transaction, which ``notes`` keep from all reads, and return
+        its seq_id; -1 for a message of another kind. ``id_high``, the start of the message's id,
+        is the transaction's own: where an append fails, another message has the seq_id. Raises as
+        :meth:`publish`."""
         state = self.state
         if len(body) > state.most_plain:
             return -1
@@ -302,11 +303,11 @@ class Producer:
             state.take()
             index = state.index
             seq = index.next_seq
-            record = plain_record(seq, state.id_high, body, words.now_ns())
-            announce(seq, record[_ID])
+            record = plain_record(seq, id_high, body, words.now_ns())
+            notes.announce(seq, [record[_ID]])
             try:
                 index.append(record)
-                index.pend(seq)
+                notes.after()
             except BaseException as error:
                 if not isinstance(error, StoreError):
                     index.poison.cut_short(error)

@@ -494,6 +494,9 @@ class Driver:
             for step in meanwhile:
                 self.run(step)
             if fails:
+                for one in made:
+                    one.offered = True  # a rollback marks it as delivered, and then as acknowledged
+                changed()
                 raise _FailedError
             for one in made:
                 one.going, one.gone = False, kind in _NOT_LASTING

@@ -306,7 +306,7 @@ _TRANSACTED_DURABLY = Workload(
 
 def _not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a transaction publishes is not noted before."""
-    monkeypatch.setattr(transactions._Part, "_announce", lambda *_: None)
+    monkeypatch.setattr(transactions._Part, "announce", lambda *_: None)
 
 
 def _commit_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ def shown(reader: StoreReader) -> Seen:
         there = [row for row in rows if row.body is not None]
         # A bit says so, of an entry without a checksum. An open drops what is transient.
         seen.transient[queue.name] = sum(not row.persistent for row in there)
-        seen.found[queue.name] = {row.seq_id: row.body for row in there if row.persistent}
+        found = {row.seq_id: row.body for row in there if row.persistent and row.body is not None}
+        seen.found[queue.name] = found
         seen.lost[queue.name] = {row.seq_id for row in rows if row.body is None}
         seen.told.update(queue.findings)
     return seen

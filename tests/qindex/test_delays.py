@@ -436,3 +436,13 @@ def test_a_purge_releases_a_postponed_message_once(
         assert len(other.get().body) == 50_000
     assert not caplog.records
     assert not damage_of(tmp_path)
+
+
+def test_taken_early_and_given_back_with_another_delay(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        seq_id = queue.publish(b"1", delay=0.05)
+        queue.get(seq_id=seq_id).nack(delay=60)  # type: ignore[union-attr]
+        assert queue.get(timeout=0.2) is None
+        assert queue.stats().delayed == 1
+        assert queue.get(seq_id=seq_id).body == b"1"  # type: ignore[union-attr]

@@ -344,6 +344,114 @@ def test_a_full_disk_undoes_it(tmp_path: Path) -> None:
         assert bodies(engine.queue("other")) == [LARGE] * 2
 
 
+def test_a_failed_append_leaves_its_seq_id_to_another(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    with open_quietly(tmp_path / "store", fs=fs) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"1")
+        with engine.transaction() as tx:
+            tx.publish("other", b"x")
+            fs.fail("", errno.ENOSPC, path="journal.jif")
+            with pytest.raises(qindex.StorageError):
+                for _ in range(100_000):
+                    tx.publish(queue, b"2" * 1000)
+            fs.heal()
+            queue.publish(b"3")
+            copy_live(tmp_path / "store", tmp_path / "killed")
+    with open_quietly(tmp_path / "killed") as engine:
+        assert bodies(engine.queue("q")) == [b"1", b"3"]
+        assert bodies(engine.queue("other")) == []
+
+
+def test_acks_do_not_count_for_a_new_queue_of_the_name(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "store") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"old")
+        with engine.transaction() as tx:
+            tx.ack(queue.get())
+        engine.delete_queue("q")
+        engine.queue("q").publish(b"new")
+        copy_live(tmp_path / "store", tmp_path / "killed")
+    with open_quietly(tmp_path / "killed") as engine:
+        assert bodies(engine.queue("q")) == [b"new"]
+
+
+class FailingRoom:
+    """Asks the room of a queue, and fails behind each append."""
+
+    def __init__(self, room: Any) -> None:
+        self._room = room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._room, name)
+
+    def keep_within(self, waits: bool) -> None:
+        raise qindex.StorageError("dead letters", "no move", OSError(errno.EMFILE, "too many"))
+
+
+def test_an_error_behind_the_append_takes_the_message_back(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        with engine.transaction() as tx:
+            tx.publish("other", b"x")
+            producer = queue._parts.producer
+            producer.room, room = FailingRoom(producer.room), producer.room  # type: ignore[assignment]
+            with pytest.raises(qindex.StorageError, match="no move"):
+                tx.publish(queue, b"2", key="k")
+            producer.room = room
+            assert queue.stats().pending == 0
+        assert (bodies(queue), bodies(engine.queue("other"))) == ([], [b"x"])
+
+
+def test_no_error_denies_a_commit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fs = FaultyFileSystem()
+    with open_quietly(tmp_path, fs=fs, durability="fsync") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"1")
+        with engine.transaction() as tx:
+            tx.publish("other", b"x")
+            tx.ack(queue.get())
+            engine._moves.log.unsynced = True
+            fs.fail("fdatasync", errno.EIO, path="q", after=2)
+        assert "left for later" in caplog.text
+
+
+def test_a_rollback_is_forgotten_once_it_is_durable(tmp_path: Path) -> None:
+    path = tmp_path / "qindex.transactions"
+    with open_quietly(tmp_path) as engine:
+        with pytest.raises(FailedError), engine.transaction() as tx:
+            tx.publish("q", b"undone")
+            raise FailedError
+        assert len(engine._moves.log._live) == 1
+        engine.sync()
+        assert len(engine._moves.log._live) == 0
+        assert path.exists()
+        assert bodies(engine.queue("q")) == []
+
+
+def test_queues_of_other_engines_are_refused(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "a") as first, qindex.open(tmp_path / "b") as second:
+        other = second.queue("q")
+        with first.transaction() as tx:
+            with pytest.raises(qindex.UsageError, match="of another engine"):
+                tx.publish(other, b"1")
+            with pytest.raises(qindex.UsageError, match="of another engine"):
+                tx.publish(other, b"1", key="k")
+        assert bodies(other) == []
+
+
+def test_a_delivery_of_a_transaction_is_not_moved(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish(b"1")
+        delivery = queue.get()
+        with engine.transaction() as tx:
+            tx.ack(delivery)
+            with pytest.raises(qindex.UsageError, match="settled already"):
+                delivery.reject()
+        assert delivery.settled
+
+
 def test_the_file_holds_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qindex.engine.transaction_log._SHORTEN_FROM", 4096)
     path = tmp_path / "store" / "qindex.transactions"
