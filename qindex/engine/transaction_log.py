@@ -85,7 +85,7 @@ class TransactionLog:
     def _opened(self) -> int:
         fs = self._fs
         if self._fd is not None and self._end >= self._shorten_at:
-            data = b"".join(frame for frames in list(self._live.values()) for frame in frames)
+            data = self._that_matters()
             self._shorten_at = max(_SHORTEN_FROM, 2 * len(data))
             if self._end >= self._shorten_at:
                 self._replace(data)
@@ -96,6 +96,10 @@ class TransactionLog:
                 fs.sync_dir(os.path.dirname(self._path))
             self._fd = fs.open(self._path, _FLAGS)
         return self._fd
+
+    def _that_matters(self) -> bytes:
+        # A list: other threads begin transactions meanwhile.
+        return b"".join(frame for frames in list(self._live.values()) for frame in frames)
 
     def _replace(self, data: bytes) -> None:
         """Write the file anew. Raises :class:`StorageError`."""
@@ -118,8 +122,8 @@ class TransactionLog:
             if not self._end:
                 return
             self._poison.check()
-            if any(self._live.values()):
-                self._replace(b"".join(frame for some in self._live.values() for frame in some))
+            if any(list(self._live.values())):
+                self._replace(self._that_matters())
             else:
                 self._empty()
         self.sync()
