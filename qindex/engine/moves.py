@@ -28,13 +28,14 @@ from itertools import groupby, islice
 from time import monotonic
 from typing import Protocol
 
-from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
-from journal.fs.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
+from journal.errors import ClosedError, QueueFullError, StorageError, StoreError, storage_errors
+from journal.fs.files import FileSystem, pwrite_all, unlink_if_there
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
 from journal.locks.sync import GroupCommit
 from journal.poison import Poison
+from qindex.engine.frame_file import FrameFile
 from qindex.engine.transaction_log import TransactionLog
 from qindex.format import layout
 from qindex.format.message import Message
@@ -53,7 +54,6 @@ from qindex.queue.timer import Alarm
 
 _log = logging.getLogger("qindex.moves")
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _MOST_PENDING = 1024
 """Messages that were moved and are not yet acknowledged in their source, at the most."""
 
@@ -88,7 +88,6 @@ class Moves:
         alarm: Alarm,
     ) -> None:
         self._fs = fs
-        self._path = os.path.join(directory, layout.MOVES)
         self._poison = poison
         self._queue_of = queue_of
         self._fsync = options.durability == "fsync"
@@ -96,6 +95,8 @@ class Moves:
         self._idle = options.rest_idle
         self._alarm = alarm
         self._boot = fs.boot_id()
+        path = os.path.join(directory, layout.MOVES)
+        self._file = FrameFile(fs, path, poison, "a move", durable=self._fsync)
         self.log: TransactionLog = TransactionLog(fs, directory, poison, durable=self._fsync)
         self._lock = CallLock()
         # What threads ask for, and which of them is doing all of it.
@@ -105,8 +106,6 @@ class Moves:
         self._lock.before_waiting = order.add(Rank.MOVES, self._lock.is_mine)
         self._rounds.before_waiting = order.add(Rank.MOVE_ROUND, self._rounds.is_mine)
         self._server: int | None = None
-        self._fd: int | None = None
-        self._end = 0
         self._pending: list[tuple[DeadLetters, list[int], list[QueueState]]] = []
         # The committed transactions whose acks are among them.
         self._unsettled: list[int] = []
@@ -349,35 +348,17 @@ class Moves:
 
     def announce(self, intent: Intent) -> None:
         """Note what is about to be done; durably if all is to be."""
-        frame = pack_intent(intent)
-        fs = self._fs
-        syncing = False
-        try:
-            if self._fd is None:
-                if self._fsync:
-                    # First: with a handle of the file, nobody would sync its name again.
-                    fs.close(fs.open(self._path, _FLAGS))
-                    fs.sync_dir(os.path.dirname(self._path))
-                self._fd = fs.open(self._path, _FLAGS)
-            pwrite_all(fs, self._fd, frame, self._end)
-            if self._fsync:
-                syncing = True
-                fs.fdatasync(self._fd)
-        except OSError as error:
-            failure = StorageError(self._path, "a move can't be noted", error)
-            if syncing:
-                self._poison.set(failure)
-            raise failure from error
-        self._end += len(frame)
+        self._file.append(pack_intent(intent))
 
     def conclude(self) -> None:
         """Note that what was announced last is done. The byte is there already: this can't meet a
         full disk."""
-        assert self._fd is not None
+        file = self._file
+        assert file.fd is not None
         try:
-            pwrite_all(self._fs, self._fd, DONE, self._end - 1)
+            pwrite_all(self._fs, file.fd, DONE, file.end - 1)
         except OSError as error:
-            failure = StorageError(self._path, "a move can't be noted", error)
+            failure = StorageError(file.path, "a move can't be noted", error)
             self._poison.set(failure)
             raise failure from error
 
@@ -416,14 +397,7 @@ class Moves:
             _sync(source.state)
         settled, self._unsettled = self._unsettled, []
         self.log.end(settled)
-        if self._fd is not None:
-            try:
-                self._fs.truncate(self._fd, 0)
-            except OSError as error:
-                # What stays is of moves that are done: it says nothing wrong, and more follows it.
-                _log.warning("%s: can't be emptied: %s", self._path, error)
-                return
-            self._end = 0
+        self._file.empty(_log)
 
     def close(self) -> None:
         """Settle all, and take no more moves. Raises :class:`StorageError`: then the file stays,
@@ -434,15 +408,11 @@ class Moves:
                 if self._pending and self._poison.reason is None:
                     self._settle()
             finally:
-                fd, self._fd = self._fd, None
-                if fd is not None:
-                    close_quietly(self._fs, fd, self._path)
-            if fd is not None and not self._pending:
-                try:
-                    unlink_if_there(self._fs, self._path)
-                except OSError as error:
-                    # It says nothing that is wrong: the next open finds all of it done.
-                    raise StorageError(self._path, "can't be removed", error) from error
+                was_open = self._file.close()
+            if was_open and not self._pending:
+                # If that fails, it says nothing that is wrong: the next open finds all of it done.
+                with storage_errors(self._file.path, "can't be removed"):
+                    unlink_if_there(self._fs, self._file.path)
             self.log.close()
 
 

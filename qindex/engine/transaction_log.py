@@ -9,15 +9,15 @@ from collections.abc import Collection
 from itertools import count
 
 from journal.errors import ClosedError, StorageError
-from journal.fs.files import FileSystem, close_quietly, pwrite_all, replace_file, unlink_if_there
+from journal.fs.files import FileSystem, replace_file, unlink_if_there
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
 from journal.poison import Poison
+from qindex.engine.frame_file import FrameFile
 from qindex.format import layout
 
 _log = logging.getLogger("qindex.transactions")
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _EMPTY_FROM = 1 << 16
 """The file is emptied when nothing in it matters, and it has this many bytes."""
 _SHORTEN_FROM = 1 << 20
@@ -37,8 +37,7 @@ class TransactionLog:
         self._durable = durable
         self._lock = CallLock()
         self._lock.before_waiting = poison.order.add(Rank.TRANSACTIONS, self._lock.is_mine)
-        self._fd: int | None = None
-        self._end = 0
+        self._file = FrameFile(fs, self._path, poison, "a transaction", durable=durable)
         self._shorten_at = _SHORTEN_FROM
         # The frames of each transaction that recovery would have to know of.
         self._live: dict[int, list[bytes]] = {}
@@ -60,42 +59,23 @@ class TransactionLog:
     def note(self, number: int, frame: bytes) -> None:
         """Append a frame; durably, where each call is durable. Raises :class:`StorageError`; then
         the frame counts only if writes are refused from now on."""
-        fs = self._fs
         with self._lock:
             self._poison.check()
             frames = self._live.get(number)
             if frames is None or number in self._refused:
                 raise ClosedError("the transaction is rolled back")
-            syncing = False
-            try:
-                fd = self._opened()
-                pwrite_all(fs, fd, frame, self._end)
-                if self._durable:
-                    syncing = True
-                    fs.fdatasync(fd)
-            except OSError as error:
-                failure = StorageError(self._path, "a transaction can't be noted", error)
-                if syncing:
-                    self._poison.set(failure)
-                raise failure from error
-            self._end += len(frame)
+            self._shorten()
+            self._file.append(frame)
             frames.append(frame)
             self.unsynced = not self._durable
 
-    def _opened(self) -> int:
-        fs = self._fs
-        if self._fd is not None and self._end >= self._shorten_at:
+    def _shorten(self) -> None:
+        """Write the file anew, where most of it does not matter. Raises :class:`StorageError`."""
+        if self._file.fd is not None and self._file.end >= self._shorten_at:
             data = self._that_matters()
             self._shorten_at = max(_SHORTEN_FROM, 2 * len(data))
-            if self._end >= self._shorten_at:
+            if self._file.end >= self._shorten_at:
                 self._replace(data)
-        if self._fd is None:
-            if self._durable and not self._end:
-                # First: with a handle of the file, nobody would sync its name again.
-                fs.close(fs.open(self._path, _FLAGS))
-                fs.sync_dir(os.path.dirname(self._path))
-            self._fd = fs.open(self._path, _FLAGS)
-        return self._fd
 
     def _that_matters(self) -> bytes:
         # A list: other threads begin transactions meanwhile.
@@ -103,9 +83,7 @@ class TransactionLog:
 
     def _replace(self, data: bytes) -> None:
         """Write the file anew. Raises :class:`StorageError`."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            close_quietly(self._fs, fd, self._path)
+        self._file.close()
         try:
             replace_file(self._fs, self._path, data)
         except StorageError as error:
@@ -113,13 +91,13 @@ class TransactionLog:
                 # Which of the two files has the name, and durably, is not known.
                 self._poison.set(error)
             raise
-        self._end = len(data)
+        self._file.end = len(data)
 
     def forget_ended(self) -> None:
         """Keep only what matters, durably: seq_ids of a deleted queue will be given out again.
         Raises :class:`StorageError`."""
         with self._lock:
-            if not self._end:
+            if not self._file.end:
                 return
             self._poison.check()
             if any(list(self._live.values())):
@@ -134,29 +112,22 @@ class TransactionLog:
             for number in numbers:
                 self._live.pop(number, None)
                 self._refused.discard(number)
-            if not self._live and self._end >= _EMPTY_FROM:
+            if not self._live and self._file.end >= _EMPTY_FROM:
                 self._empty()
 
     def _empty(self) -> None:
-        if self._fd is None or self._poison.reason is not None:
-            return
-        try:
-            self._fs.truncate(self._fd, 0)
-        except OSError as error:
-            # What stays is of transactions that have ended: it says nothing wrong.
-            _log.warning("%s: can't be emptied: %s", self._path, error)
-            return
-        self._end = 0
-        self.unsynced = True
+        if self._poison.reason is None and self._file.empty(_log):
+            self.unsynced = True
 
     def sync(self) -> None:
         """Make all that was noted durable. Raises :class:`StorageError`."""
         with self._lock:
-            if not self.unsynced or self._fd is None:
+            fd = self._file.fd
+            if not self.unsynced or fd is None:
                 return
             self._poison.check()
             try:
-                self._fs.fdatasync(self._fd)
+                self._fs.fdatasync(fd)
             except OSError as error:
                 failure = StorageError(self._path, "transactions can't be synced", error)
                 self._poison.set(failure)
@@ -168,7 +139,7 @@ class TransactionLog:
         :class:`StorageError`."""
         fs = self._fs
         with self._lock:
-            fd, self._fd = self._fd, None
+            fd = self._file.fd
             if fd is None:
                 return
             is_over = not self._live and self._poison.reason is None
@@ -181,4 +152,4 @@ class TransactionLog:
             except OSError as error:
                 raise StorageError(self._path, "can't be removed", error) from error
             finally:
-                close_quietly(fs, fd, self._path)
+                self._file.close()
