@@ -30,7 +30,7 @@ from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed, heal, read_sums, without_room
 from journal.errors import StorageError, StoreError
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import MAX_SEQ_ID
 from journal.fs.files import (
     FileSystem,
@@ -329,7 +329,8 @@ def has_moved_on(
     if _bytes_at(fs, path, 0, len(pinned.head)) != pinned.head:
         return True
     torn = all(
-        one.offset + one.length == pinned.size and (one.cause is Cause.CRASH or not one.length)
+        one.offset + one.length == pinned.size
+        and (one.cause is Cause.CRASH or one.kind is Kind.TORN or not one.length)
         for one in findings
     )
     if not torn:

@@ -249,16 +249,22 @@ def test_damage_is_told_within_a_moment(tmp_path: Path) -> None:
     assert monotonic() - started < WAIT / 2
 
 
-def test_a_segment_that_was_pinned_in_the_middle_of_a_write(tmp_path: Path) -> None:
-    """The flush goes on, and writes the checksums: the torn record is none of a crash."""
+@pytest.mark.parametrize(("body", "size"), [(100, -25), (500, 4096), (1000, 4096)])
+def test_a_segment_that_was_pinned_in_the_middle_of_a_write(
+    tmp_path: Path, body: int, size: int
+) -> None:
+    """The flush goes on, and writes the checksums: the torn record is none of a crash. A large
+    write shows page by page."""
     with open_small(tmp_path) as engine:
-        engine.queue("q").publish_many([b"%d" % number * 100 for number in range(5)])
+        engine.queue("q").publish_many([b"%d" % number * body for number in range(9)])
         engine.flush()
     path = queue_dir(tmp_path) / "0.idx"
     data = path.read_bytes()
-    path.write_bytes(data[:-25])
+    path.write_bytes(data[:size])
     store = StoreReader(tmp_path)
     view = store.pin(store.directories()[0])
     path.write_bytes(data)
-    assert [row.seq_id for row in view.rows()] == [0, 1, 2, 3]
+    seqs = [row.seq_id for row in view.rows()]
+    assert seqs == list(range(len(seqs)))
+    assert len(seqs) == (len(data) + size if size < 0 else size) // (len(data) // 9)
     assert not view.findings

@@ -339,8 +339,7 @@ def test_a_lease_runs_out_as_in_one_process(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "data", shared=True, linger=0) as engine:
         queue = engine.queue("q")
         queue.publish_many([b"1", b"2", b"3"])
-        late = queue.get(lease=LEASE)
-        batch = queue.get_many(2, lease=LEASE)
+        late, *batch = queue.get_many(3, lease=LEASE)
         again = queue.get()
         assert (again.body, again.redelivered, again.delivery_count) == (b"1", True, 2)
         while len(queue) < 2:
