@@ -588,6 +588,7 @@ def test_json_lines_are_utf_8_whatever_the_terminal(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["body"] == "é"
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("command", "closed", "code", "said"),
     [

@@ -293,6 +293,7 @@ def test_the_help_of_top_names_its_keys() -> None:
     assert f"Keys: {' '.join(_SORTS)} sort" in " ".join(result.out.decode().split())
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "name", ["zz$(touch x)", "orders;touch${IFS}x", "a b", "`x`", "a\\tb", "x'y"]
 )

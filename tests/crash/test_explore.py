@@ -37,7 +37,7 @@ def known_of(name: str) -> Known:
     return Known()
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_every_state_keeps_the_promises(

@@ -445,6 +445,7 @@ def test_a_planted_defect_is_found(mutation: Mutation, monkeypatch: pytest.Monke
 _SOUND = {mutation.workload.name: mutation.workload for mutation in PLANTED}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", _SOUND)
 def test_without_it_the_same_workload_passes(name: str) -> None:
     report = _explore(_SOUND[name])

@@ -125,6 +125,7 @@ def delivered(fs: MemoryFileSystem, path: str = STORE, told: set[Finding] | None
     return found
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", [*SAMPLES])
 def test_all_readers_find_the_same(name: str) -> None:
     sample = SAMPLES[name]()

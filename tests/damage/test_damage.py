@@ -42,6 +42,7 @@ def table_of(sample: Sample) -> Table:
     return table
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(36000)
 @pytest.mark.parametrize("name", part([*SAMPLES], STORES, "stores that are harmed"))
 def test_harms(name: str) -> None:

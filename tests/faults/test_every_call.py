@@ -120,6 +120,7 @@ def test_without_faults(variant: str) -> None:
     check_promises(run, run.fs.memory)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("first", range(PARTS))
 @pytest.mark.parametrize("variant", VARIANTS if NIGHTLY else ["os"])

@@ -118,6 +118,7 @@ def run_on_a_disk(path: Path, size: str, program: str, argument: str) -> dict[st
 _SMALL = {"queues": ["q"], "sizes": [0, 40, 100], "batch": 1}
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "options",
     [

@@ -214,6 +214,7 @@ RARELY = (
 )
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("part", range(4))
 def test_against_a_model(tmp_path: Path, part: int) -> None:
     for seed in range(part, RUNS, 4):

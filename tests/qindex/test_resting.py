@@ -463,7 +463,7 @@ def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
 
 
 def test_threads_on_more_queues_than_may_be_awake(tmp_path: Path) -> None:
-    count, rounds = 40, by_tier(quick=20, all=60, nightly=60)
+    count, rounds = 40, by_tier(quick=6, all=60, nightly=60)
     with qindex.open(tmp_path, max_open_files=64, flush_idle=0.01, rest_idle=0.01) as engine:
         before = open_files()
         queues = [engine.queue(str(number)) for number in range(count)]

@@ -63,6 +63,7 @@ KINDS = ["commitlog", "consumequeue", "index", "config", "checkpoint", "lock"]
 SAMPLE = {"commitlog": 300, "consumequeue": 80, "index": 120, "config": 40, "checkpoint": 10}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("crashed", [False, True], ids=["clean", "crashed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_bit_flipped(kind: str, crashed: bool) -> None:
@@ -87,6 +88,7 @@ def test_every_bit_flipped(kind: str, crashed: bool) -> None:
     assert share >= expected - 4 * sqrt(expected * (1 - expected) / tried)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("crashed", [False, True], ids=["clean", "crashed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_length(kind: str, crashed: bool) -> None:
@@ -110,6 +112,7 @@ def test_a_queue_file_that_ends_within_a_unit() -> None:
         assert verify(ROOT, fs=fs, **TINY_SIZES)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_block_of_zeros_or_noise(kind: str) -> None:
     sound = sound_store()

@@ -23,6 +23,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("mode", MODES, ids=["read_only", "compatible", "full"])
 @pytest.mark.parametrize(("name", "directory"), STORES, ids=[name for name, _ in STORES])
 def test_every_question(name: str, directory: str, mode: dict[str, Any], tmp_path: Path) -> None:

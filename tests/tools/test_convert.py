@@ -57,6 +57,7 @@ VERSION_2 = ["va", "vh2", "vi1", "vk", "x40_g4", "x40_m", "x43_d4", "x43_e1"]
 SLICES = by_tier(quick=4, all=1, nightly=1)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", part(VERSION_1, SLICES, "to version 2"))
 def test_to_version_2_and_back(name: str, tmp_path: Path) -> None:
     vhost = golden(name).copy(tmp_path)

@@ -95,6 +95,7 @@ def test_a_repair_of_a_sound_store_is_its_equal(
 KINDS = ["segment", "journal", "sums", "seq", "settings", "name", "records", "marker", "snapshot"]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_flipped_bit_is_found(kind: str, copy_of: Callable[[State], Path]) -> None:
     """In each kind of file, over its whole length: named by file, and by its place in it."""

@@ -181,6 +181,7 @@ def _wait_for_child(pid: int) -> int:
     raise AssertionError("no child process was started")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_when_it_is_ended(small: Path, tmp_path: Path, end: int) -> None:
     with subprocess.Popen(
