@@ -31,6 +31,7 @@ MODULES = [
     "qindex",
     "qindex.aio",
     "qindex.aio.compat",
+    "qindex.worker",
     "qindex.metrics",
     "qindex.transfer",
     "qindex.transfer.brokers",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from journal.errors import ClosedError, UsageError
 from qindex.aio.delivery import Batch, Delivery
@@ -28,6 +28,10 @@ from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
+
+if TYPE_CHECKING:
+    from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.tasks import TaskOptions
 
 T = TypeVar("T")
 
@@ -503,6 +507,23 @@ class Queue:
         """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
         found = await self._aside_run(lambda: self._queue.find(key, max_messages))
         return [Delivery(self, one) for one in found]
+
+    async def configure(self, **settings: Any) -> None:
+        """Change settings of the queue; see :meth:`qindex.queue.queue.Queue.configure`."""
+        await self._aside_run(partial(self._queue.configure, **settings))
+
+    async def run(self, handler: Handlers, **options: Unpack[TaskOptions]) -> Figures:
+        """Run a coroutine function for each message until SIGTERM or SIGINT, or until the call is
+        cancelled; see :class:`qindex.worker.Worker`, whose options it has as far as
+        :class:`qindex.worker.tasks.TaskOptions` names them. ``on_error`` is a coroutine function,
+        too.
+
+        Example:
+            >>> await orders.run(handle, concurrency=100, retries=5, timeout=30)
+        """
+        from qindex.worker.tasks import TaskWorker
+
+        return await TaskWorker(self, handler, **options).run()
 
     async def purge(self) -> int:
         """Drop all ready messages; gives their number."""

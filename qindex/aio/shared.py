@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Mappi
 from contextlib import suppress
 from time import monotonic, time_ns
 from types import TracebackType
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 import msgpack
 
@@ -37,12 +37,16 @@ from qindex.client.calls import (
 )
 from qindex.client.link import ANY, Home, Link, Opens, result, went_back
 from qindex.format.message import Body, Message, message_of
-from qindex.format.settings import QueueSettings, checked_name
+from qindex.format.settings import QueueSettings, changeable, checked_name
 from qindex.queue import delivery as plain
 from qindex.queue.delivery import no_delivery
 from qindex.queue.stats import EngineStats, QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time
 from qindex.server import protocol as wire
+
+if TYPE_CHECKING:
+    from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.tasks import TaskOptions
 
 T = TypeVar("T")
 
@@ -343,6 +347,18 @@ class SharedQueue(Opens):
         owner.ends = monotonic() + seconds
 
     # -- the rest -------------------------------------------------------------------------------
+
+    async def configure(self, **settings: Any) -> None:
+        """Change settings of the queue; see :meth:`qindex.queue.queue.Queue.configure`."""
+        values, unset = calls.settings_of(changeable(settings))
+        await self._call(ANY, wire.READY)  # not a queue that was deleted
+        await self._engine._call(wire.OPEN, self.name, True, values, unset)
+
+    async def run(self, handler: Handlers, **options: Unpack[TaskOptions]) -> Figures:
+        """Run a coroutine function for each message; see :meth:`qindex.aio.queue.Queue.run`."""
+        from qindex.worker.tasks import TaskWorker
+
+        return await TaskWorker(self, handler, **options).run()
 
     async def purge(self) -> int:
         """Drop all ready messages; gives their number."""

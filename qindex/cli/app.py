@@ -149,6 +149,7 @@ _COMMANDS = {
     "publish": "traffic",
     "consume": "traffic",
     "serve": "serve",
+    "worker": "worker",
     "follow": "follow",
     "queue": "queue_settings",
     "purge": "drop",

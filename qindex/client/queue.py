@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
@@ -28,11 +28,15 @@ from qindex.client.calls import (
 )
 from qindex.client.link import ANY, Home, Link, Opens, UnsentError, result, went_back
 from qindex.format.message import Body, Message
-from qindex.format.settings import QueueSettings
+from qindex.format.settings import QueueSettings, changeable
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
+
+if TYPE_CHECKING:
+    from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.run import WorkerOptions
 
 _PUBLISH, _GET, _ACK = wire.PUBLISH, wire.GET, wire.ACK
 
@@ -318,6 +322,18 @@ class SharedQueue(Opens):
         self._owner_of(delivery).extend_lease(delivery, seconds)
 
     # -- the whole queue ------------------------------------------------------------------------
+
+    def configure(self, **settings: Any) -> None:
+        """Change settings of the queue; see :meth:`qindex.queue.queue.Queue.configure`."""
+        values, unset = calls.settings_of(changeable(settings))
+        self._home.call(self, ANY, wire.READY)  # not a queue that was deleted
+        self._home.call_together(None, ((ANY, wire.OPEN, self.name, True, values, unset),))
+
+    def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures:
+        """Run a handler for each message; see :class:`qindex.worker.Worker`."""
+        from qindex.worker.run import Worker
+
+        return Worker(self, handler, **options).run()
 
     def purge(self) -> int:
         """Drop all ready messages; gives their number. Those with consumers stay theirs."""

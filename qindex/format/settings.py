@@ -11,6 +11,7 @@ with ``message_ttl`` alone are from before there were others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Literal, get_args
@@ -114,6 +115,16 @@ class QueueSettings:
 
 NO_SETTINGS = QueueSettings()
 """Those of a queue that has none."""
+
+
+def changeable(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings that a queue in hand may be given. Raises :class:`UsageError`."""
+    for name in given:
+        if name == "max_priority":
+            raise UsageError("ask the engine for the queue with max_priority= to change it")
+        if name not in {one.name for one in fields(QueueSettings)}:
+            raise UsageError(f"there is no setting {name!r}")
+    return given
 
 
 def checked_name(name: str) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import UsageError
@@ -18,6 +18,10 @@ from qindex.queue.producing import Producer
 from qindex.queue.settling import Settler
 from qindex.queue.stats import QueueStats
 
+if TYPE_CHECKING:
+    from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.run import WorkerOptions
+
 
 class Queue:
     """One durable queue, first in, first out. Made by :meth:`qindex.engine.engine.Engine.queue`.
@@ -29,10 +33,11 @@ class Queue:
     (full disk) and :class:`~journal.errors.WritesRefusedError` after a write or sync has failed.
     """
 
-    __slots__ = ("__weakref__", "_deliverer", "_parts", "_producer", "_settler")
+    __slots__ = ("__weakref__", "_change", "_deliverer", "_parts", "_producer", "_settler")
 
-    def __init__(self, parts: QueueParts) -> None:
+    def __init__(self, parts: QueueParts, change: Callable[..., None]) -> None:
         self._parts: QueueParts = parts
+        self._change: Callable[..., None] = change
         self._producer: Producer = parts.producer
         self._deliverer: Deliverer = parts.deliverer
         self._settler: Settler = parts.settler
@@ -367,6 +372,33 @@ class Queue:
         self._settler.extend_lease(delivery, seconds)
 
     # -- the whole queue ------------------------------------------------------------------------
+
+    def configure(self, **settings: Any) -> None:
+        """Change settings of the queue, as :meth:`qindex.engine.engine.Engine.queue` does.
+
+        Args:
+            settings: Those to change, by their names; ``qindex.UNSET`` takes one away. All but
+                ``max_priority``, which is for the engine to change.
+
+        Raises:
+            UsageError: There is no such setting, or it can't be right.
+
+        Example:
+            >>> orders.configure(delivery_limit=5, dead_letter="failed")
+        """
+        self._change(self, settings)
+
+    def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures:
+        """Run a handler for each message until SIGTERM or SIGINT; see
+        :class:`qindex.worker.Worker`.
+
+        Example:
+            >>> orders.run(print, concurrency=8, retries=5, until_empty=True).failed
+            0
+        """
+        from qindex.worker.run import Worker
+
+        return Worker(self, handler, **options).run()
 
     def purge(self) -> int:
         """Drop all ready and delayed messages; gives their number. Those with consumers stay

@@ -1,0 +1,170 @@
+"""A process that runs handlers, one message at a time: what it is sent, and what it answers.
+
+The worker's process holds the deliveries. It sends what a handler sees, and the child's delivery
+asks it to settle, so that a message whose handler hangs or kills its process is the worker's to
+give back. The child ends with the pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from journal.errors import StoreError, UsageError
+from qindex.format.entries import Entry
+from qindex.queue.delivery import Delivery, make_delivery
+from qindex.worker.outcomes import (
+    HandlerError,
+    Handlers,
+    Reject,
+    Retry,
+    cause_of,
+    checked_handlers,
+    handler_for,
+)
+
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that comes when the parent ends."""
+
+
+def task_of(delivery: Delivery) -> tuple[Any, ...]:
+    """Return what a child is sent of a delivery."""
+    return (
+        delivery.seq_id,
+        delivery.redelivered,
+        delivery.delivery_count,
+        delivery.expiry or 0,
+        delivery.message,
+        delivery.queue_name,
+    )
+
+
+class _Asking:
+    """The owner of a child's deliveries: it asks the worker to settle them."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.name = ""
+        self.is_settled = False
+
+    def _ask(self, verb: str, *arguments: Any, **named: Any) -> None:
+        if self.is_settled:
+            raise UsageError("the delivery is settled already")
+        self._pipe.send(("call", verb, arguments, named))
+        error = self._pipe.recv()
+        if error is not None:
+            raise error
+        self.is_settled = verb != "extend_lease"
+
+    def ack(self, delivery: Delivery, /) -> None:
+        self._ask("ack")
+
+    def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
+        self._ask("nack", delay=delay, count=count)
+
+    def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
+        self._ask("reject", reason)
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+        /,
+    ) -> None:
+        self._ask("move", queue, headers=headers, delay=delay)
+
+    def extend_lease(self, delivery: Delivery, seconds: float, /) -> None:
+        self._ask("extend_lease", seconds)
+
+    def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
+        self._ask("nack", delay=0, count=False)
+
+    def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
+        return not self.is_settled
+
+    def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
+        return False
+
+
+def load_handlers(name: str) -> Handlers:
+    """Import ``module:handler``. Raises :class:`UsageError`."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"name the handler as module:handler, not {name!r}")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(f"{module}: {error}") from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise UsageError(f"{module} has no {attribute}") from None
+    handlers: Handlers = found
+    checked_handlers(handlers)
+    return handlers
+
+
+def serve(pipe: Connection, handlers: Handlers | str, stacks: str) -> None:
+    """Run handlers until the pipe is closed.
+
+    ``stacks``: the file that gets the stacks of all threads at each SIGUSR1.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The worker says when to end. Not SIG_IGN, which programs that a handler starts would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
+    try:
+        found = load_handlers(handlers) if isinstance(handlers, str) else handlers
+        is_asynchronous = checked_handlers(found)
+    except UsageError as error:
+        pipe.send(error)
+        return
+    pipe.send(None)
+    with asyncio.Runner() as loop:
+        while True:
+            try:
+                seq_id, redelivered, count, expiry, message, name = pipe.recv()
+            except EOFError:
+                return
+            owner = _Asking(pipe)
+            owner.name = name
+            entry = Entry(b"", expiry, len(message.body), message)
+            delivery = make_delivery(owner, seq_id, message.body, redelivered, entry)
+            delivery._count = count
+            failure: BaseException | None = None
+            try:
+                made = handler_for(found, message.properties.get("type"))(delivery)
+                if is_asynchronous:
+                    loop.run(made)
+            except (Retry, Reject, StoreError) as raised:
+                failure = raised
+            except BaseException as raised:
+                failure = HandlerError(cause_of(raised), traceback.format_exc())
+            try:
+                pipe.send(("done", failure, _memory()))
+            except BrokenPipeError:
+                return
+
+
+def _memory() -> int:
+    """Return how many bytes of memory this process holds; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

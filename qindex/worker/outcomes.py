@@ -1,0 +1,201 @@
+"""What becomes of a message after its handler: one set of rules for threads, coroutines and
+processes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from journal.errors import UsageError
+from qindex.format.settings import QueueSettings
+
+log = logging.getLogger("qindex.worker")
+
+Handler: TypeAlias = Callable[..., Any]
+"""It is called with a delivery, and may be a coroutine function. What it returns is not used."""
+Handlers: TypeAlias = Handler | Mapping[str, Handler]
+"""A handler, or one for each ``type`` that messages have among their properties."""
+
+RETRIES = 5
+BACKOFF = "exponential:1:300"
+"""For a queue without a ``delivery_limit``, and without a ``backoff``."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between attempts to reach a server that has gone."""
+FULL_PAUSE = 1.0
+"""Seconds between attempts to move a message into a full dead-letter queue."""
+
+
+class Retry(Exception):
+    """Raised by a handler: deliver the message again.
+
+    ``delay``: after so many seconds; ``None``: after the queue's back-off. ``count=False`` uses up
+    no attempt.
+
+    >>> raise Retry(delay=60, count=False)
+    Traceback (most recent call last):
+    qindex.worker.outcomes.Retry: in 60 s
+    """
+
+    def __init__(self, delay: float | None = None, *, count: bool = True) -> None:
+        super().__init__("after the back-off" if delay is None else f"in {delay:g} s")
+        self.delay = delay
+        self.count = count
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _retry, (self.delay, self.count)
+
+
+def _retry(delay: float | None, count: bool) -> Retry:
+    return Retry(delay, count=count)
+
+
+class Reject(Exception):
+    """Raised by a handler: the message can never be handled. It becomes a dead letter, with the
+    text as its cause."""
+
+
+class HandlerError(Exception):
+    """A handler in a process raised: ``str()`` has its error, ``trace`` the traceback."""
+
+    def __init__(self, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.trace = trace
+
+
+class NoHandlerError(Exception):
+    """There is no handler for a message of this type."""
+
+
+class ProcessDiedError(Exception):
+    """A handler's process has ended, or was killed, in the middle of a message."""
+
+
+class TimedOutError(Exception):
+    """A handler took longer than its timeout, and was ended."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a worker has done: messages ``done``, attempts that ``failed``, messages that became
+    dead letters (``dead``) or were given back as the worker ended before their handlers (``cut``),
+    handlers that run now (``running``), and processes that were begun anew (``restarts``)."""
+
+    done: int = 0
+    failed: int = 0
+    dead: int = 0
+    cut: int = 0
+    running: int = 0
+    restarts: int = 0
+
+    def note(self, error: BaseException | None, outcome: Outcome) -> None:
+        """Count an attempt and what became of it."""
+        if error is None:
+            self.done += 1
+        else:
+            self.failed += 1
+            self.dead += outcome.verb == "reject"
+
+
+def handler_for(handlers: Handlers, kind: object) -> Handler:
+    """Return the handler for messages of a type. Raises :class:`NoHandlerError`."""
+    if not isinstance(handlers, Mapping):
+        return handlers
+    found = handlers.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        raise NoHandlerError(f"no handler for messages of type {kind!r}")
+    return found
+
+
+def checked_handlers(handlers: Handlers) -> bool:
+    """Tell whether these are coroutine functions. Raises :class:`UsageError`."""
+    found = list(handlers.values()) if isinstance(handlers, Mapping) else [handlers]
+    if not found or not all(map(callable, found)):
+        raise UsageError(
+            "a handler is a callable, or a mapping from types of messages to callables"
+        )
+    asynchronous = {inspect.iscoroutinefunction(one) for one in found}
+    if len(asynchronous) == 2:
+        raise UsageError("handlers of one worker are all coroutine functions, or none is")
+    return asynchronous.pop()
+
+
+def wanted_settings(
+    name: str, settings: QueueSettings, retries: int | None, backoff: str | None
+) -> dict[str, Any]:
+    """Return the settings that a worker's queue is to have, as far as it has others.
+
+    A message that fails for good needs a queue to go to; it would be dropped otherwise.
+    """
+    wanted: dict[str, Any] = {}
+    if retries is not None or settings.delivery_limit is None:
+        wanted["delivery_limit"] = (RETRIES if retries is None else retries) + 1
+    if backoff is not None or settings.backoff is None:
+        wanted["backoff"] = backoff or BACKOFF
+    if settings.dead_letter is None:
+        wanted["dead_letter"] = f"{name}.failed"
+    return {key: one for key, one in wanted.items() if getattr(settings, key) != one}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The call that settles a delivery: its name and arguments."""
+
+    verb: str
+    arguments: Mapping[str, Any]
+
+
+DONE = Outcome("ack", {})
+GIVEN_BACK = Outcome("nack", {"delay": 0, "count": False})
+
+
+def outcome_of(error: BaseException | None, attempt: int, limit: int | None) -> Outcome:
+    """Decide what becomes of a message whose handler returned, or raised ``error``.
+
+    ``attempt``: which one it was, from 1; ``limit``: the last one.
+    """
+    if error is None:
+        return DONE
+    if isinstance(error, Reject):
+        return Outcome("reject", {"reason": str(error) or "rejected"})
+    is_last = limit is not None and attempt >= limit
+    if isinstance(error, Retry):
+        if not (error.count and is_last):
+            return Outcome("nack", {"delay": error.delay, "count": error.count})
+    elif not is_last:
+        return Outcome("nack", {})
+    return Outcome("reject", {"reason": cause_of(error)})
+
+
+def cause_of(error: BaseException) -> str:
+    """Say in a line what went wrong."""
+    text = " ".join(str(error).split())
+    if isinstance(error, HandlerError | NoHandlerError | ProcessDiedError | TimedOutError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def log_failure(
+    queue: str, seq_id: int, attempt: int, limit: int | None, outcome: Outcome, error: BaseException
+) -> None:
+    """Write one line about an attempt that failed; its traceback is in the record for those that
+    show it (level DEBUG)."""
+    what = {"reject": "dead letter", "ack": "done"}.get(outcome.verb, "retry")
+    delay = outcome.arguments.get("delay")
+    if what == "retry" and delay is not None:
+        what = f"retry in {delay:g} s"
+    limits = "" if limit is None else f"/{limit}"
+    fields = {"queue": queue, "seq_id": seq_id, "attempt": attempt, "next": what}
+    log.warning(
+        "queue=%s seq_id=%d attempt=%d%s next=%r error=%r",
+        queue,
+        seq_id,
+        attempt,
+        limits,
+        what,
+        cause_of(error),
+        exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
+        extra={"qindex": fields | {"error": cause_of(error)}},
+    )

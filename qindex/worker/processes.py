@@ -1,0 +1,169 @@
+"""Handlers in processes: a slot passes its messages to a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import Any
+
+from journal.errors import StoreError
+from qindex.queue.delivery import Delivery
+from qindex.worker import child
+from qindex.worker.outcomes import Handlers, ProcessDiedError, TimedOutError, log
+
+_SPAWN = multiprocessing.get_context("spawn")
+"""A child inherits no memory, no lock that another thread holds, and no descriptor."""
+_BEGIN = 120.0
+"""Seconds in which a process has to import its handler."""
+_ATTEMPTS = 3
+"""How often in a row a process may die before it has begun."""
+_STACK_WAIT = 0.5
+"""Seconds that a process gets to write its stack."""
+_END_WAIT = 5.0
+"""Seconds that a process without a message gets to end."""
+
+
+class InProcess:
+    """The runner of a slot: it has a process, and begins another one when that has ended."""
+
+    def __init__(
+        self,
+        handler: Handlers | str,
+        timeout: float | None,
+        max_tasks: int | None,
+        max_memory: int | None,
+        stopping: threading.Event,
+        count_restart: Callable[[], None],
+    ) -> None:
+        self._handler = handler
+        self._timeout = timeout
+        self._max_tasks = max_tasks
+        self._max_memory = max_memory
+        self._stopping = stopping
+        self._count_restart = count_restart
+        self._stacks = tempfile.NamedTemporaryFile(prefix="qindex-stacks-")  # noqa: SIM115
+        self._tasks = 0
+        self._pipe: Connection
+        self._process: Any
+        self._begin()
+
+    def call(self, delivery: Delivery) -> None:
+        """Have a message handled. Raises what the handler raised, :class:`TimedOutError` and
+        :class:`ProcessDiedError`."""
+        deadline = None if self._timeout is None else monotonic() + self._timeout
+        try:
+            self._pipe.send(child.task_of(delivery))
+            while True:
+                left = None if deadline is None else max(0.0, deadline - monotonic())
+                if not self._pipe.poll(left):
+                    raise self._kill_hanging(delivery)
+                what, *values = self._pipe.recv()
+                if what == "done":
+                    break
+                self._pipe.send(_called(delivery, *values))
+        except (EOFError, ConnectionError):
+            error = ProcessDiedError(self._how_it_ended())
+            self._begin_anew()
+            raise error from None
+        raised, memory = values
+        self._tasks += 1
+        too_many = self._max_tasks is not None and self._tasks >= self._max_tasks
+        if too_many or (self._max_memory is not None and memory > self._max_memory):
+            self._end()
+            self._begin_anew()
+        if raised is not None:
+            raise raised
+
+    def stack(self) -> str:
+        """Return the stacks of the process, as far as it writes them in time."""
+        start = os.fstat(self._stacks.fileno()).st_size
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGUSR1)
+        end = monotonic() + _STACK_WAIT
+        size = start
+        while monotonic() < end:
+            sleep(0.02)
+            before, size = size, os.fstat(self._stacks.fileno()).st_size
+            if size == before > start:
+                break
+        return os.pread(self._stacks.fileno(), size - start, start).decode("utf-8", "replace")
+
+    def cut(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+        self._stacks.close()
+
+    def _begin(self) -> None:
+        for _ in range(_ATTEMPTS):
+            self._tasks = 0
+            self._pipe, theirs = _SPAWN.Pipe()
+            self._process = _SPAWN.Process(
+                target=child.serve, args=(theirs, self._handler, self._stacks.name)
+            )
+            self._process.start()
+            theirs.close()
+            with suppress(EOFError, ConnectionError):
+                if not self._pipe.poll(_BEGIN):
+                    self._process.kill()
+                error = self._pipe.recv()
+                if error is not None:
+                    self._end()
+                    raise error
+                return
+            how = self._how_it_ended()
+            log.error("a process has ended before it had a message: %s", how)
+        raise ProcessDiedError(f"processes end before they have a message: {how}")
+
+    def _begin_anew(self) -> None:
+        self._count_restart()
+        if not self._stopping.is_set():
+            self._begin()
+
+    def _end(self) -> None:
+        self._pipe.close()
+        self._process.join(_END_WAIT)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+    def _how_it_ended(self) -> str:
+        self._pipe.close()
+        self._process.join(_END_WAIT)
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+            return "its process closed its pipe"
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}"
+
+    def _kill_hanging(self, delivery: Delivery) -> TimedOutError:
+        log.warning(
+            "queue=%s seq_id=%d timed out:\n%s", delivery.queue_name, delivery.seq_id, self.stack()
+        )
+        self._process.kill()
+        self._end()
+        self._begin_anew()
+        return TimedOutError(f"its process was killed after {self._timeout:g} s")
+
+
+def _called(
+    delivery: Delivery, verb: str, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> StoreError | None:
+    """Settle a delivery for the process; return the error to raise there."""
+    try:
+        getattr(delivery, verb)(*arguments, **named)
+    except StoreError as error:
+        return error
+    return None

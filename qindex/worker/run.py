@@ -1,0 +1,570 @@
+"""A worker of one queue: slots that take messages, and a main loop that looks after them.
+
+Each slot is a thread that takes one message at a time, calls the handler, and settles the message.
+A slot of a worker with processes passes the message to its process and waits for it
+(:mod:`qindex.worker.processes`); one whose handler is a coroutine function passes it to the
+worker's event loop. So the rules, and what happens at the end, are the same for all three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+
+from journal.errors import (
+    ClosedError,
+    DamageError,
+    DisconnectedError,
+    LeaseExpiredError,
+    QueueFullError,
+    StoreError,
+    UsageError,
+)
+from qindex.metrics import Family, Sample
+from qindex.queue.delivery import Delivery
+from qindex.worker.child import load_handlers
+from qindex.worker.outcomes import (
+    FULL_PAUSE,
+    GIVEN_BACK,
+    LONGEST_PAUSE,
+    SHORTEST_PAUSE,
+    Figures,
+    Handlers,
+    Outcome,
+    TimedOutError,
+    checked_handlers,
+    handler_for,
+    log,
+    log_failure,
+    outcome_of,
+    wanted_settings,
+)
+from qindex.worker.tasks import within
+
+if TYPE_CHECKING:
+    from qindex.client.faces import AnyConsumer, AnyQueue
+
+_CUT = 0.2
+"""Seconds that handlers get to end which were cut: coroutines, and processes, do."""
+_HEALTH = 5.0
+"""Seconds between two writes of the health file."""
+
+
+_FAMILIES: list[tuple[str, Literal["counter", "gauge"], str]] = [
+    ("done", "counter", "Messages whose handlers returned."),
+    ("failed", "counter", "Attempts that failed."),
+    ("dead", "counter", "Messages that became dead letters."),
+    ("cut", "counter", "Messages given back at the end, before their handlers returned."),
+    ("restarts", "counter", "Processes that were begun anew."),
+    ("running", "gauge", "Handlers that run now."),
+]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """What :class:`Worker` takes beside queue and handler."""
+
+    concurrency: int
+    processes: int
+    retries: int | None
+    backoff: str | None
+    timeout: float | None
+    on_error: Callable[[Delivery, BaseException], object] | None
+    grace: float
+    lease: float | None
+    slow_after: float
+    max_tasks: int | None
+    max_memory: int | None
+    health: str | None
+    until_empty: bool
+
+
+class Runner(Protocol):
+    """Calls the handler for the messages of one slot."""
+
+    def call(self, delivery: Delivery) -> None:
+        """Call it; raise what it raises."""
+
+    def stack(self) -> str:
+        """Return what it is doing."""
+
+    def cut(self) -> None:
+        """End it if possible: its message is given back."""
+
+    def close(self) -> None:
+        """End; there are no more messages."""
+
+
+class Slot:
+    """One place for a running handler, and the thread that fills it."""
+
+    def __init__(self, worker: Worker, make_runner: Callable[[], Runner]) -> None:
+        self._worker = worker
+        self._make_runner = make_runner
+        self.runner: Runner | None = None
+        self._lock = threading.Lock()
+        self._consumer: AnyConsumer | None = None
+        self.delivery: Delivery | None = None
+        self.since = 0.0
+        self.is_reported = False
+        self.thread = threading.Thread(target=self._run, name="qindex worker", daemon=True)
+
+    def stop(self) -> None:
+        """Take no more messages."""
+        if self._consumer is not None:
+            self._consumer.stop()
+
+    def cut(self) -> bool:
+        """Give back the message whose handler runs. Return whether there was one."""
+        with self._lock:
+            delivery, self.delivery = self.delivery, None
+            if delivery is None:
+                return False
+            if self.runner is not None:
+                self.runner.cut()
+            with suppress(StoreError):
+                _settle(delivery, GIVEN_BACK)
+            log.warning(
+                "queue=%s seq_id=%d cut: given back, not counted",
+                self._worker.queue.name,
+                delivery.seq_id,
+            )
+            return True
+
+    def keep(self, seconds: float) -> None:
+        """Extend the lease of the message whose handler runs."""
+        with self._lock, suppress(StoreError):
+            if self.delivery is not None and not self.delivery.settled:
+                self.delivery.extend_lease(seconds)
+
+    def _run(self) -> None:
+        try:
+            self.runner = self._make_runner()
+            try:
+                self._take()
+            finally:
+                self.runner.close()
+        except BaseException as error:
+            self._worker.fail(error)
+        finally:
+            self._worker.tell("ended")
+
+    def _take(self) -> None:
+        worker = self._worker
+        pause = SHORTEST_PAUSE
+        timeout = 0.0 if worker.until_empty else None
+        while not worker.stopping.is_set():
+            self._consumer = worker.queue.consume(prefetch=1, timeout=timeout, lease=worker.lease)
+            if worker.stopping.is_set():
+                return
+            try:
+                for delivery in self._consumer:
+                    pause = SHORTEST_PAUSE
+                    self._handle(delivery)
+                return
+            except DamageError as error:
+                log.error("queue=%s damaged message passed over: %s", worker.queue.name, error)
+            except DisconnectedError as error:
+                log.warning("queue=%s %s", worker.queue.name, error)
+                worker.stopping.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except ClosedError:
+                if not worker.stopping.is_set():
+                    raise
+
+    def _handle(self, delivery: Delivery) -> None:
+        assert self.runner is not None
+        with self._lock:
+            if self._worker.stopping.is_set():  # it came as the worker ended
+                _settle(delivery, GIVEN_BACK)
+                return
+            self.since = monotonic()
+            self.is_reported = False
+            self.delivery = delivery
+        attempt = delivery.delivery_count
+        error: BaseException | None = None
+        try:
+            self.runner.call(delivery)
+        except BaseException as raised:
+            error = raised
+        outcome = self._worker.judge(delivery, attempt, error)
+        while True:
+            with self._lock:
+                if self.delivery is None:
+                    return  # it was cut
+                try:
+                    if outcome is not None:
+                        _settle(delivery, outcome)
+                except QueueFullError as full:
+                    if not self.is_reported:
+                        self.is_reported = True
+                        log.warning("queue=%s %s; waiting for room", delivery.queue_name, full)
+                except (DisconnectedError, LeaseExpiredError) as lost:
+                    log.warning("queue=%s %s", self._worker.queue.name, lost)
+                    self.delivery = None
+                    return
+                else:
+                    self.delivery = None
+                    return
+            if self._worker.stopping.wait(FULL_PAUSE):
+                self.cut()
+                return
+
+
+class _InThread:
+    """Calls handlers in the slot's thread."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        self._thread = threading.get_ident()
+
+    def call(self, delivery: Delivery) -> None:
+        handler_for(self._handlers, delivery.properties.get("type"))(delivery)
+
+    def stack(self) -> str:
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame else ""
+
+    def cut(self) -> None:
+        """A thread can't be ended. What its handler does from now on is not asked for."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class _OnLoop:
+    """Calls coroutine functions on the worker's event loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, handlers: Handlers, timeout: float | None
+    ) -> None:
+        self._loop = loop
+        self._handlers = handlers
+        self._timeout = timeout
+        self._task: asyncio.Task[None] | None = None
+        self._is_cut = False
+
+    def call(self, delivery: Delivery) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(self._call(delivery), self._loop).result()
+        except CancelledError:
+            raise TimedOutError("the handler was cancelled") from None
+
+    async def _call(self, delivery: Delivery) -> None:
+        self._task = asyncio.current_task()
+        if self._is_cut:
+            raise TimedOutError("the handler was cancelled")
+        await within(self._timeout, self._handlers, delivery)
+
+    def stack(self) -> str:
+        found = []
+        waiting: Any = None if self._task is None else self._task.get_coro()
+        while getattr(waiting, "cr_frame", None) is not None:  # get_stack() has the outermost only
+            found += traceback.format_stack(waiting.cr_frame, 1)
+            waiting = waiting.cr_await
+        return "".join(found)
+
+    def cut(self) -> None:
+        self._is_cut = True
+        if self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _settle(delivery: Delivery, outcome: Outcome) -> None:
+    if not delivery.settled:
+        getattr(delivery, outcome.verb)(**outcome.arguments)
+
+
+class Worker:
+    """Runs a handler for each message of a queue, until it is stopped.
+
+    A message whose handler returns is acknowledged. One whose handler raises is delivered again
+    after the queue's back-off, and becomes a dead letter after its last attempt, with the error as
+    its cause. The queue's settings ``delivery_limit``, ``backoff`` and ``dead_letter`` say how;
+    where it has none, the worker sets five retries, ``"exponential:1:300"`` and ``NAME.failed``.
+
+    Args:
+        queue: A :class:`qindex.Queue` or :class:`qindex.SharedQueue`.
+        handler: It is called with each delivery; or a mapping from types of messages (their
+            property ``type``) to such callables. Coroutine functions run on an event loop. A
+            message without a handler is treated as if its handler had raised. A handler may settle
+            its delivery, or raise :class:`Retry` or :class:`Reject`.
+        concurrency: How many handlers run at a time, in threads or coroutines.
+        processes: If not 0, handlers run in so many processes, one in each. The handler must be
+            importable, as with :mod:`multiprocessing`.
+        retries: Attempts after the first: sets the queue's ``delivery_limit``.
+        backoff: Sets the queue's ``backoff``.
+        timeout: Seconds after which a handler is ended, and has failed: a coroutine is cancelled, a
+            process is killed. Threads can't be ended, and refuse it.
+        on_error: Called with the delivery and the error of each attempt that failed, in the slot's
+            thread. It may settle the delivery.
+        grace: Seconds that running handlers get when the worker is stopped.
+        lease: Seconds of a lease that is extended as long as the handler runs. Needed only where
+            others are to get the message while this process is suspended.
+        slow_after: Seconds after which a running handler is logged once, with its stack.
+        max_tasks, max_memory: A process is replaced, between messages, after so many messages, or
+            when it holds more bytes of memory.
+        health: A file that is written every five seconds, for probes: the worker's figures and the
+            time, in JSON.
+        until_empty: End when no message is ready.
+
+    Example:
+        >>> def send(mail):
+        ...     print(mail.body)
+        >>> Worker(mails, send, concurrency=8, retries=3).run()
+    """
+
+    def __init__(
+        self,
+        queue: AnyQueue,
+        handler: Handlers | str,
+        *,
+        concurrency: int = 1,
+        processes: int = 0,
+        retries: int | None = None,
+        backoff: str | None = None,
+        timeout: float | None = None,
+        on_error: Callable[[Delivery, BaseException], object] | None = None,
+        grace: float = 30.0,
+        lease: float | None = None,
+        slow_after: float = 60.0,
+        max_tasks: int | None = None,
+        max_memory: int | None = None,
+        health: str | None = None,
+        until_empty: bool = False,
+    ) -> None:
+        handlers = load_handlers(handler) if isinstance(handler, str) else handler
+        self._is_asynchronous = checked_handlers(handlers)
+        if concurrency < 1 or processes < 0 or (processes and concurrency > 1):
+            raise UsageError("concurrency is at least 1, or processes is, but not both")
+        if retries is not None and retries < 0:
+            raise UsageError(f"retries is at least 0, not {retries}")
+        if timeout is not None and not processes and not self._is_asynchronous:
+            raise UsageError(
+                "a thread can't be ended: a timeout needs processes=, or a coroutine function as "
+                "the handler (slow_after= reports handlers that take long)"
+            )
+        if (max_tasks or max_memory) and not processes:
+            raise UsageError("max_tasks and max_memory are for processes")
+        self.queue = queue
+        self.lease = lease
+        self.until_empty = until_empty
+        self.stopping = threading.Event()
+        self._handler: Handlers | str = handler
+        self._handlers = handlers
+        self._count = processes or concurrency
+        self._processes = processes
+        self._timeout = timeout
+        self._recycle = (max_tasks, max_memory)
+        self._on_error = on_error
+        self._grace = grace
+        self._slow_after = slow_after
+        self._health = health
+        self._figures = Figures()
+        self._lock = threading.Lock()
+        self._told: SimpleQueue[str] = SimpleQueue()
+        self._slots: list[Slot] = []
+        self._error: BaseException | None = None
+        wanted = wanted_settings(queue.name, queue.settings, retries, backoff)
+        if wanted:
+            queue.configure(**wanted)
+        self._limit = queue.settings.delivery_limit
+
+    @property
+    def figures(self) -> Figures:
+        """What the worker has done so far."""
+        with self._lock:
+            found = Figures(*(getattr(self._figures, name) for name in Figures.__slots__))
+        found.running = sum(one.delivery is not None for one in self._slots)
+        return found
+
+    def families(self) -> list[Family]:
+        """Return the figures for Prometheus: :func:`qindex.metrics.exposition` has the text form.
+
+        Example:
+            >>> print(exposition(worker.families()))
+        """
+        found, labels = self.figures, {"queue": self.queue.name}
+        families = []
+        for name, kind, text in _FAMILIES:
+            suffix = "_total" if kind == "counter" else ""
+            sample = Sample(suffix, labels, getattr(found, name))
+            families.append(Family(f"qindex_worker_{name}", kind, text, [sample]))
+        return families
+
+    def stop(self) -> None:
+        """Take no more messages, and end within ``grace`` seconds; a second call ends at once. From
+        any thread, and in a signal's handler."""
+        self._told.put("stop")
+
+    def run(self) -> Figures:
+        """Run until SIGTERM or SIGINT (where this is the main thread), or :meth:`stop`.
+
+        Returns what was done; ``cut`` is not 0 where handlers were still running at the end.
+        Raises :class:`~journal.errors.StoreError` where the store can't be used any more.
+        """
+        with self._signals(), self._runners() as make_runner:
+            self._slots = [Slot(self, make_runner) for _ in range(self._count)]
+            for slot in self._slots:
+                slot.thread.start()
+            self._look_after()
+        if self._error is not None:
+            raise self._error
+        return self.figures
+
+    # -- what slots call ------------------------------------------------------------------------
+
+    def tell(self, what: str) -> None:
+        """Tell the main loop: ``stop`` or ``ended``."""
+        self._told.put(what)
+
+    def fail(self, error: BaseException) -> None:
+        """End the worker with an error."""
+        if self._error is None:
+            self._error = error
+        self._told.put("stop")
+
+    def count_restart(self) -> None:
+        """Count a process that is begun anew."""
+        with self._lock:
+            self._figures.restarts += 1
+
+    def judge(
+        self, delivery: Delivery, attempt: int, error: BaseException | None
+    ) -> Outcome | None:
+        """Say what becomes of a message; None where its handler has settled it."""
+        if error is not None and self._on_error is not None:
+            try:
+                self._on_error(delivery, error)
+            except Exception:
+                log.exception("queue=%s on_error raised", self.queue.name)
+        outcome = outcome_of(error, attempt, self._limit)
+        with self._lock:
+            self._figures.note(error, outcome)
+        if error is not None:
+            log_failure(self.queue.name, delivery.seq_id, attempt, self._limit, outcome, error)
+        return outcome
+
+    # -- the main loop --------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        alive = len(self._slots)
+        stops = 0
+        end = None
+        self._keep()
+        while alive:
+            try:
+                what = self._told.get(timeout=self._pause(end))
+            except Empty:
+                what = ""
+            if what == "ended":
+                alive -= 1
+            elif what == "stop":
+                stops += 1
+                self.stopping.set()
+                end = monotonic() + (self._grace if stops == 1 else 0)
+                for slot in self._slots:
+                    slot.stop()
+            if end is not None and monotonic() >= end:
+                break
+            self._keep()
+        cut = sum(slot.cut() for slot in self._slots)
+        with self._lock:
+            self._figures.cut += cut
+        end = monotonic() + _CUT
+        for slot in self._slots:
+            slot.thread.join(max(0.0, end - monotonic()))
+        if self._health:
+            with suppress(OSError):
+                os.unlink(self._health)
+
+    def _pause(self, end: float | None) -> float:
+        pauses = [self._slow_after]
+        if end is not None:
+            pauses.append(end - monotonic())
+        if self.lease is not None:
+            pauses.append(self.lease / 3)
+        if self._health is not None:
+            pauses.append(_HEALTH)
+        return max(0.0, min(pauses))
+
+    def _keep(self) -> None:
+        """Extend leases, report slow handlers, and write the health file."""
+        for slot in self._slots:
+            if self.lease is not None:
+                slot.keep(self.lease)
+            delivery, runner = slot.delivery, slot.runner
+            if delivery is None or runner is None or slot.is_reported:
+                continue
+            seconds = monotonic() - slot.since
+            if seconds >= self._slow_after:
+                slot.is_reported = True
+                log.warning(
+                    "queue=%s seq_id=%d runs for %.0f s:\n%s",
+                    self.queue.name,
+                    delivery.seq_id,
+                    seconds,
+                    runner.stack(),
+                )
+        if self._health is not None:
+            self._write_health(self._health)
+
+    def _write_health(self, path: str) -> None:
+        found = self.figures
+        values = {name: getattr(found, name) for name in Figures.__slots__}
+        try:
+            with open(f"{path}.new", "w") as file:
+                json.dump(
+                    {"pid": os.getpid(), "time": time(), "queue": self.queue.name} | values, file
+                )
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            log.warning("health file %s: %s", path, error.strerror or error)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(one, lambda *_: self.stop()) for one in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _runners(self) -> Iterator[Callable[[], Runner]]:
+        """Give what makes a slot's runner."""
+        if self._processes:
+            from qindex.worker.processes import InProcess
+
+            yield lambda: InProcess(
+                self._handler, self._timeout, *self._recycle, self.stopping, self.count_restart
+            )
+        elif not self._is_asynchronous:
+            yield lambda: _InThread(self._handlers)
+        else:
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="qindex loop", daemon=True)
+            thread.start()
+            try:
+                yield lambda: _OnLoop(loop, self._handlers, self._timeout)
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
+                loop.close()

@@ -1,0 +1,61 @@
+"""Handlers that the tests' processes import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+from qindex.worker import Reject, Retry
+
+HELD: list[bytearray] = []
+
+
+def handle(delivery: Any) -> None:
+    """Do what the body says: a word, and what it is given."""
+    what, _, rest = delivery.body.decode().partition(" ")
+    if what == "write":
+        path, _, text = rest.partition(" ")
+        with open(path, "a") as file:
+            file.write(f"{text} {delivery.delivery_count} {os.getpid()}\n")
+    elif what == "raise":
+        raise ValueError(rest)
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "exit":
+        os._exit(int(rest))
+    elif what == "hang":
+        while True:
+            pass
+    elif what == "sleep":
+        time.sleep(float(rest))
+    elif what == "hold":
+        HELD.append(bytearray(int(rest)))
+    elif what == "retry":
+        raise Retry(float(rest), count=False)
+    elif what == "refuse":
+        raise Reject(rest)
+    elif what == "ack":
+        delivery.ack()
+    elif what == "move":
+        delivery.move(rest, headers={"moved": True})
+    elif what == "twice":
+        delivery.ack()
+        delivery.ack()
+
+
+async def handle_soon(delivery: Any) -> None:
+    what, _, rest = delivery.body.decode().partition(" ")
+    await asyncio.sleep(0)
+    if what == "sleep":
+        await asyncio.sleep(float(rest))
+    elif what == "hang":
+        await asyncio.Event().wait()
+    else:
+        handle(delivery)
+
+
+BY_TYPE = {"known": handle}
+NOTHING = 5
