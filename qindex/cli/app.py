@@ -150,6 +150,7 @@ _COMMANDS = {
     "consume": "traffic",
     "serve": "serve",
     "worker": "worker",
+    "redrive": "redrive",
     "follow": "follow",
     "queue": "queue_settings",
     "purge": "drop",

@@ -36,6 +36,7 @@ from qindex.server import protocol as wire
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.redrive import RedriveOptions, RedriveReport
     from qindex.worker.run import WorkerOptions
 
 _PUBLISH, _GET, _ACK = wire.PUBLISH, wire.GET, wire.ACK
@@ -160,6 +161,11 @@ class SharedQueue(Opens):
         if self._owner.generation != generation:
             self._owner = SharedOwner(self, generation)
         return self._owner
+
+    @property
+    def directory(self) -> str:
+        """The directory of its store."""
+        return self._home.directory
 
     @property
     def settings(self) -> QueueSettings:
@@ -334,6 +340,12 @@ class SharedQueue(Opens):
         from qindex.worker.run import Worker
 
         return Worker(self, handler, **options).run()
+
+    def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
+        """Put dead letters back; see :func:`qindex.worker.redrive.redrive`."""
+        from qindex.worker.redrive import redrive
+
+        return redrive(self, **options)
 
     def purge(self) -> int:
         """Drop all ready messages; gives their number. Those with consumers stay theirs."""

@@ -52,7 +52,6 @@ from qindex.format.settings import (
     Overflow,
     QueueSettings,
     Unset,
-    changeable,
     checked_name,
     settings_values,
 )
@@ -342,17 +341,12 @@ class Engine:
             if queue is None:
                 with storage_errors(self.directory, f"queue {name!r} can't be opened"):
                     parts = self._wake(name, raw, hashed, given)
-                queue = Queue(parts, self._configure)
+                queue = Queue(parts, self)
                 self._awake[hashed] = queue
                 return queue
             if queue.settings.changed(**given) != queue.settings:
                 self._change(queue, given)
             return queue
-
-    def _configure(self, queue: Queue, given: dict[str, Any]) -> None:
-        """Change the settings of a queue that a user has in hand."""
-        queue._parts.state.check_open()
-        self.queue(queue.name, **changeable(given))
 
     def _change(self, queue: Queue, given: dict[str, Any]) -> None:
         """Change the settings of a queue in use: first in its file, then in memory."""

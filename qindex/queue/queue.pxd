@@ -7,7 +7,7 @@ from qindex.queue.settling cimport Settler
 cdef class Queue:
     cdef object __weakref__
     cdef public object _parts
-    cdef public object _change
+    cdef public object _engine
     cdef public Producer _producer
     cdef public Deliverer _deliverer
     cdef public Settler _settler

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import UsageError
 from qindex.format.message import Body, Message
-from qindex.format.settings import QueueSettings
+from qindex.format.settings import QueueSettings, changeable
 from qindex.format.unique import Until
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery
@@ -20,7 +20,18 @@ from qindex.queue.stats import QueueStats
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.redrive import RedriveOptions, RedriveReport
     from qindex.worker.run import WorkerOptions
+
+
+class Opener(Protocol):
+    """The engine of a queue."""
+
+    directory: str
+
+    @property
+    def queue(self) -> Callable[..., Queue]:
+        """Gives a queue, with other settings."""
 
 
 class Queue:
@@ -33,11 +44,11 @@ class Queue:
     (full disk) and :class:`~journal.errors.WritesRefusedError` after a write or sync has failed.
     """
 
-    __slots__ = ("__weakref__", "_change", "_deliverer", "_parts", "_producer", "_settler")
+    __slots__ = ("__weakref__", "_deliverer", "_engine", "_parts", "_producer", "_settler")
 
-    def __init__(self, parts: QueueParts, change: Callable[..., None]) -> None:
+    def __init__(self, parts: QueueParts, engine: Opener) -> None:
         self._parts: QueueParts = parts
-        self._change: Callable[..., None] = change
+        self._engine: Opener = engine
         self._producer: Producer = parts.producer
         self._deliverer: Deliverer = parts.deliverer
         self._settler: Settler = parts.settler
@@ -46,6 +57,11 @@ class Queue:
     def name(self) -> str:
         """The queue's name."""
         return self._parts.state.name
+
+    @property
+    def directory(self) -> str:
+        """The directory of its store."""
+        return self._engine.directory
 
     @property
     def settings(self) -> QueueSettings:
@@ -386,7 +402,8 @@ class Queue:
         Example:
             >>> orders.configure(delivery_limit=5, dead_letter="failed")
         """
-        self._change(self, settings)
+        self._parts.state.check_open()
+        self._engine.queue(self.name, **changeable(settings))
 
     def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures:
         """Run a handler for each message until SIGTERM or SIGINT; see
@@ -399,6 +416,18 @@ class Queue:
         from qindex.worker.run import Worker
 
         return Worker(self, handler, **options).run()
+
+    def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
+        """Put dead letters back into the queues that they came from; see
+        :func:`qindex.worker.redrive.redrive`.
+
+        Example:
+            >>> failed.redrive(rate=100).moved
+            Counter({'orders': 3})
+        """
+        from qindex.worker.redrive import redrive
+
+        return redrive(self, **options)
 
     def purge(self) -> int:
         """Drop all ready and delayed messages; gives their number. Those with consumers stay

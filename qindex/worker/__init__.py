@@ -21,6 +21,7 @@ from qindex.worker.outcomes import (
     Retry,
     TimedOutError,
 )
+from qindex.worker.redrive import RedriveReport, redrive
 from qindex.worker.run import Worker
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "HandlerError",
     "NoHandlerError",
     "ProcessDiedError",
+    "RedriveReport",
     "Reject",
     "Retry",
     "TimedOutError",
     "Worker",
+    "redrive",
 ]

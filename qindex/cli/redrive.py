@@ -1,0 +1,102 @@
+"""``redrive``: put dead letters back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import typer
+
+from journal.errors import UsageError
+from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.opening import open_here
+from qindex.cli.output import print_json, print_line
+from qindex.view.queue_view import Row
+from qindex.worker.redrive import deaths_of
+
+_FIELDS = ("queue", "reason", "cause")
+
+
+def redrive_command(
+    directory: Directory,
+    queue: QueueName,
+    to: Annotated[
+        str | None,
+        typer.Option(help="The queue to put them into.", show_default="the one each died in last"),
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="FIELD=PATTERN",
+            help="Only messages whose queue, reason, cause, key or header.NAME is like this, as "
+            "file names are like patterns. Several must all hold.",
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Messages a second at the most.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would move; change nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Put the messages of a dead-letter queue back into the queues that they died in.
+
+    Each moves in one step. Interrupted or killed, the command goes on with the rest when it is
+    given again.
+    """
+    wanted = _filter_of(filters or [])
+    with open_here(directory) as engine:
+        if queue not in engine.queue_names():
+            raise UsageError(f"{directory}: there is no queue {queue!r}")
+        report = engine.queue(queue).redrive(to=to, filter=wanted, rate=rate, dry_run=dry_run)
+    if as_json:
+        left = {"filtered": report.filtered, "without_origin": report.without_origin}
+        left["not_ready"] = report.not_ready
+        print_json({"moved": dict(report.moved), "dry_run": dry_run} | left)
+        return 0
+    what = "would move" if dry_run else "moved"
+    for name, count in sorted(report.moved.items()):
+        print_line(f"{what} {count:,} to {name}")
+    if not report.moved:
+        print_line("nothing to move")
+    for count, why in (
+        (report.filtered, "other than the filter asks for"),
+        (report.without_origin, "without a queue that it died in: name one with --to"),
+        (report.not_ready, "with a consumer, or gone"),
+    ):
+        if count:
+            print_line(f"left {count:,}: {why}")
+    return 0
+
+
+def _filter_of(filters: Sequence[str]) -> Callable[[Row], bool] | None:
+    """Return what tells whether a message is like all of these."""
+    pairs = []
+    for one in filters:
+        name, equals, pattern = one.partition("=")
+        if not equals or not (name in (*_FIELDS, "key") or name.startswith("header.")):
+            raise UsageError(
+                f"--filter {one}: give FIELD=PATTERN; fields are queue, reason, cause, key, "
+                "header.NAME"
+            )
+        pairs.append((name, pattern))
+
+    def is_wanted(row: Row) -> bool:
+        deaths = deaths_of(row.headers)
+        latest = deaths[0] if deaths else {}
+        for name, pattern in pairs:
+            if name == "key":
+                found = row.key
+            elif name in _FIELDS:
+                found = latest.get(name)
+            else:
+                found = row.headers.get(name.removeprefix("header."))
+            if not fnmatchcase("" if found is None else str(found), pattern):
+                return False
+        return True
+
+    return is_wanted if pairs else None
