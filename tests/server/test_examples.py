@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import qindex
@@ -193,3 +196,79 @@ def test_jobs_run_in_the_order_of_their_priorities_and_survive_their_runners(
         runner.kill()
         runner.wait()
         end_server(data)
+
+
+class _Socket(http.client.HTTPConnection):
+    """A connection to a server's Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=WAIT)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(WAIT)
+        self.sock.connect(self._path)
+
+
+def _sign_up(path: Path, name: str) -> bool:
+    """Sign up; return whether the service took it."""
+    connection = _Socket(path)
+    try:
+        connection.request("POST", f"/signup/{name}")
+        return connection.getresponse().status == 202
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def test_mails_of_a_web_service_are_sent_by_workers_that_are_killed(tmp_path: Path) -> None:
+    data, sent, smtp, where = (tmp_path / one for one in ("data", "sent", "smtp", "socket"))
+    environment = os.environ | {"SIGNUP": str(data), "SENT": str(sent), "SMTP": str(smtp)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)])
+
+    def start(*arguments: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", *map(str, arguments)]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    def names() -> list[str]:
+        return [one.split()[0] for one in sent.read_text().splitlines()] if sent.exists() else []
+
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT
+        while not condition():
+            assert time.monotonic() < deadline, names()
+            time.sleep(0.01)
+
+    web = start("uvicorn", "signup:app", "--uds", where)
+    arguments = ("qindex.cli", "worker", "signup:welcome", data, "mails", "--processes", 1)
+    workers = [start(*arguments) for _ in range(2)]
+    try:
+        until(lambda: _sign_up(where, "first"))
+        with qindex.open(data, shared=True) as engine:
+            failed = engine.queue("mails.failed")
+            until(lambda: len(failed) == 1)  # the mail server is down
+            assert "is down" in failed.peek()[0].headers["x-death"][0]["cause"]
+            smtp.touch()
+            assert failed.redrive(rate=10).moved == {"mails": 1}
+            until(lambda: names() == ["first"])
+            assert sent.read_text() == "first 1 1\n"
+            wanted = {"first"}
+            for number in range(20):
+                if _sign_up(where, f"user-{number}"):
+                    wanted.add(f"user-{number}")
+                if number % 10 == 2:
+                    workers[number % 2].kill()
+                    workers[number % 2].wait(WAIT)
+                    workers[number % 2] = start(*arguments)
+            assert _sign_up(where, "nobody")
+            until(lambda: wanted <= set(names()))
+            until(lambda: len(failed) == 1)
+            assert failed.peek()[0].headers["x-death"][0]["cause"] == "no such address"
+    finally:
+        for process in [*workers, web]:
+            process.terminate()
+            process.wait(WAIT)
+    os.kill(server_pid(data), signal.SIGTERM)  # it would linger
+    end_server(data)
