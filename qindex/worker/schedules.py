@@ -430,8 +430,10 @@ def schedules(engine: AnyEngine) -> dict[str, Schedule]:
 
 def by_name(found: Iterable[Delivery], engine: AnyEngine | None = None) -> dict[str, Schedule]:
     """Return the schedules that messages are, in the order of their names."""
-    every = [parse(one, engine) for one in found if _name_of(one)]
-    return {one.name: one for one in sorted(every, key=lambda one: one.name)}
+    # Beside a writer the message before is seen for a moment, too: the later one counts.
+    in_order = sorted(found, key=lambda one: one.seq_id)
+    named = {str(_name_of(one)): one for one in in_order if _name_of(one)}
+    return {name: parse(named[name], engine) for name in sorted(named)}
 
 
 def _check_name(name: str, queue: str) -> None:
