@@ -57,6 +57,7 @@ _UTC = "UTC"
 _LONGEST_DELAY = 30 * 86400 * SECOND
 _PATIENCE = 10.0
 _LOOK = 0.01
+_LOOKS = 10
 _ALL = 1 << 30
 
 
@@ -341,7 +342,7 @@ def _change(
 
 
 def _find(queue: AnyQueue, name: str) -> Delivery | None:
-    return next((one for one in _all(queue, name) if _name_of(one) == name), None)
+    return _all(queue, name).get(name)
 
 
 def _name_of(delivery: Delivery) -> object:
@@ -349,16 +350,22 @@ def _name_of(delivery: Delivery) -> object:
     return kept.get("name") if isinstance(kept, Mapping) else None
 
 
-def _all(queue: AnyQueue, name: str | None = None) -> list[Delivery]:
-    """Return all schedules, or at least the one with this name. A ticker holds a schedule for a
-    moment, in which it is not found: that is waited for."""
+def _all(queue: AnyQueue, name: str | None = None) -> dict[object, Delivery]:
+    """Return all schedules by name, or at least the one with this name.
+
+    A ticker holds a schedule for a moment, in which it is not found. So this looks again until
+    nothing was held, or often enough where tickers are busy."""
+    found: dict[object, Delivery] = {}
     deadline = monotonic() + _PATIENCE
+    looks = 0
     while True:
         before = queue.stats()
-        found = queue.find(KEY, _ALL)
+        found |= {_name_of(one): one for one in queue.find(KEY, _ALL)}
         after = queue.stats()
-        is_whole = before.unacked == after.unacked == 0 and before.delivered == after.delivered
-        if is_whole or monotonic() > deadline or name in map(_name_of, found):
+        is_busy = before.delivered != after.delivered
+        looks += is_busy
+        is_whole = not (is_busy or before.unacked or after.unacked)
+        if is_whole or name in found or looks == _LOOKS or monotonic() > deadline:
             return found
         sleep(_LOOK)
 
@@ -425,15 +432,15 @@ def schedule(
 
 def schedules(engine: AnyEngine) -> dict[str, Schedule]:
     """See :meth:`qindex.Engine.schedules`."""
-    return by_name(_all(engine.queue(QUEUE)), engine)
+    return by_name(_all(engine.queue(QUEUE)).values(), engine)
 
 
 def by_name(found: Iterable[Delivery], engine: AnyEngine | None = None) -> dict[str, Schedule]:
     """Return the schedules that messages are, in the order of their names."""
     # Beside a writer the message before is seen for a moment, too: the later one counts.
     in_order = sorted(found, key=lambda one: one.seq_id)
-    named = {str(_name_of(one)): one for one in in_order if _name_of(one)}
-    return {name: parse(named[name], engine) for name in sorted(named)}
+    named = {one.name: one for one in (parse(each, engine) for each in in_order if _name_of(each))}
+    return dict(sorted(named.items()))
 
 
 def _check_name(name: str, queue: str) -> None:

@@ -16,6 +16,7 @@ from qindex.worker.cron import SECOND
 
 if TYPE_CHECKING:
     from qindex.client.faces import AnyConsumer, AnyEngine, AnyQueue
+    from qindex.engine.engine import Engine
     from qindex.queue.delivery import Delivery
 
 _log = logging.getLogger("qindex.worker")
@@ -51,8 +52,8 @@ class Ticker:
         ...     pulse = engine.schedule("pulse", every=60, queue="jobs")
     """
 
-    def __init__(self, engine: AnyEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine | AnyEngine) -> None:
+        self._engine: AnyEngine = engine
         self._stopped = Flag()
         self._thread = Background(self.run, "qindex-ticker")
         self._consumer: AnyConsumer | None = None
@@ -92,11 +93,9 @@ class Ticker:
             try:
                 self.turn(_LOOK)
                 pause = _FIRST_PAUSE
-            except ClosedError as error:
+            except StoreError as error:
                 if self._engine.closed:
                     return
-                _log.warning("%s", error)  # its queue was deleted: the next turn makes another
-            except StoreError as error:
                 _log.warning("schedules wait for %.1f s: %s", pause, error)
                 self._clock = None
                 self._stopped.wait(pause)

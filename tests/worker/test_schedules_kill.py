@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -19,31 +20,59 @@ import pytest
 import qindex
 from qindex.worker.cron import SECOND
 from qindex.worker.schedules import INSTANT_HEADER, KEY, QUEUE, SCHEDULE_HEADER
-from tests.effort import by_tier, chance
-from tests.server.support import WAIT, end_in_order, end_server, log_of, server_pid
+from tests.effort import ROTATION, by_tier, chance
+from tests.server.support import WAIT, end_server, log_of, server_pid
 from tests.worker.ticker_child import SCHEDULES
 
 PROCESSES = by_tier(quick=4, all=8, nightly=8)
-KILLS = by_tier(quick=5, all=20, nightly=200)
+KILLS = by_tier(quick=8, all=20, nightly=200)
 
 T = TypeVar("T")
 
 
-def start(directory: Path) -> subprocess.Popen[bytes]:
-    child = Path(__file__).with_name("ticker_child.py")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-P", os.fspath(child), os.fspath(directory)], env=environment
-    )
+class Tickers:
+    """Processes that run tickers, each started again when it was killed, or has killed itself."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started = 0
+        self.died = 0
+        self.running = [self._start() for _ in range(PROCESSES)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started += 1
+        child = Path(__file__).with_name("ticker_child.py")
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        seed = f"{ROTATION} {self._started}"
+        return subprocess.Popen(
+            [sys.executable, "-P", os.fspath(child), os.fspath(self._directory), seed],
+            env=environment,
+        )
+
+    def kill(self, at: int) -> None:
+        self.running[at].kill()
+        self.running[at].wait(WAIT)
+        self.revive()
+
+    def revive(self) -> None:
+        """Start those again that have died."""
+        for at, process in enumerate(self.running):
+            if process.poll() is not None:
+                assert process.returncode == -signal.SIGKILL
+                self.died += 1
+                self.running[at] = self._start()
+
+    def kill_all(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait(WAIT)
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    started = [start(tmp_path / "data") for _ in range(PROCESSES)]
+def tickers(tmp_path: Path) -> Iterator[Tickers]:
+    started = Tickers(tmp_path / "data")
     yield started
-    for process in started:
-        process.kill()
-        process.wait(WAIT)
+    started.kill_all()
 
 
 def until(found: Callable[[], T | None], directory: Path) -> T:
@@ -60,30 +89,25 @@ def until(found: Callable[[], T | None], directory: Path) -> T:
         time.sleep(0.01)
 
 
-def test_each_instant_is_published_once(
-    tmp_path: Path, running: list[subprocess.Popen[bytes]]
-) -> None:
+def test_each_instant_is_published_once(tmp_path: Path, tickers: Tickers) -> None:
     directory = tmp_path / "data"
     rng = chance("tickers")
     with qindex.open(directory, shared=True, linger=5) as engine:
         ticks = until(lambda: engine.queue("ticks"), directory)
 
-        def wait_for(count: int) -> int:
-            return until(lambda: len(ticks) if len(ticks) >= count else None, directory)
+        def has(count: int) -> int | None:
+            tickers.revive()
+            return len(ticks) if len(ticks) >= count else None
 
-        count = wait_for(2)
+        count = until(partial(has, 2), directory)
         for number in range(KILLS):
             time.sleep(rng.random() * 0.3)
             if number % 4 == 3:
                 os.kill(server_pid(directory), signal.SIGKILL)
             else:
-                at = rng.randrange(len(running))
-                running[at].kill()
-                running[at].wait(WAIT)
-                running[at] = start(directory)
-            count = wait_for(count + rng.choice([1, 2, 4]))
-        for process in running:
-            end_in_order(process)
+                tickers.kill(rng.randrange(PROCESSES))
+            count = until(partial(has, count + rng.choice([1, 2, 4])), directory)
+        tickers.kill_all()
         found = until(lambda: ticks.get_many(1 << 20) or None, directory)
         for name, every in SCHEDULES.items():
             instants = [
@@ -91,7 +115,9 @@ def test_each_instant_is_published_once(
             ]
             steps = {later - one for one, later in pairwise(instants)}
             assert steps == {round(every * SECOND)}, name
+        assert list(engine.schedules()) == list(SCHEDULES)
         assert len(engine.queue(QUEUE).find(KEY)) == len(SCHEDULES)
+    assert tickers.died >= KILLS // 4 * 3
     end_server(directory)
 
 
