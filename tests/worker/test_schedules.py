@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import qindex
+import qindex.aio
 from qindex.queue import run_clock
 from qindex.worker import schedules, ticking
 from qindex.worker.cron import SECOND
@@ -433,3 +435,15 @@ def test_a_ticker_ends_with_its_engine(tmp_path: Path, shared: bool) -> None:
     thread.join(WAIT)
     assert not thread.is_alive()
     ticker.stop()
+
+
+def test_coroutines_schedule_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path) as engine:
+            made = await engine.schedule("s", every=60, queue="jobs", body=b"b")
+            await asyncio.to_thread(made.pause)
+            assert (await engine.schedules())["s"].paused
+            await asyncio.to_thread(made.run_now)
+            assert (await (await engine.queue("jobs")).get()).body == b"b"
+
+    asyncio.run(main())
