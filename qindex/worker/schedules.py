@@ -209,10 +209,6 @@ class Schedule:
         last = instants[-1] if instants else self._last
         return replace(self, _cursor=found[-1], _next=rule.after(now), _last=last), instants
 
-    def stopped_before(self, instant: Microseconds, last: Microseconds) -> Schedule:
-        """Return the schedule that has published up to ``last``, and has ``instant`` to publish."""
-        return replace(self, _cursor=last, _next=instant, _last=last)
-
     def delay(self, now: Microseconds) -> float:
         """Return the seconds until it is to be looked at again."""
         left = _LONGEST_DELAY if self.paused else self._next - now
@@ -273,7 +269,7 @@ def settle(engine: AnyEngine, delivery: Delivery) -> None:
         delivery.nack(delay=found.delay(now), count=False)
         return
     try:
-        _exchange(engine, delivery, follows, instants)
+        _exchange(engine, delivery, found, instants, follows)
     except DuplicateError:
         # A program scheduled the name anew in the moment in which nothing held it. That schedule
         # goes on, and publishes what is due after its start.
@@ -281,33 +277,32 @@ def settle(engine: AnyEngine, delivery: Delivery) -> None:
         if newer is None:
             raise
         start = parse(newer)._start
-        _exchange(engine, delivery, None, [one for one in instants if one <= start], found)
+        _exchange(engine, delivery, found, [one for one in instants if one <= start], None)
 
 
 def _exchange(
     engine: AnyEngine,
     delivery: Delivery,
+    found: Schedule,
+    instants: Sequence[Microseconds],
     follows: Schedule | None,
-    instants: Sequence[Microseconds] = (),
-    ticks: Schedule | None = None,
 ) -> None:
-    """Publish ticks, and put the schedule that follows in the place of the one taken: all of it
-    or nothing."""
+    """Publish the ticks of a schedule that was taken, and put the one that follows in its place:
+    all of it or nothing."""
     now = wall_us()
     delay = None
-    ticks = ticks or follows
     with engine.transaction() as tx:
         for at, instant in enumerate(instants):
-            assert ticks is not None
             try:
-                tx.publish(ticks.queue, **ticks._tick(instant))
+                tx.publish(found.queue, **found._tick(instant))
             except QueueFullError:
                 if not at or follows is None:
                     raise
-                follows = follows.stopped_before(instant, instants[at - 1])
+                last = instants[at - 1]
+                follows = replace(follows, _cursor=last, _next=instant, _last=last)
                 delay = RETRY / SECOND
                 break
-        # These two last: nothing holds the name between them.
+        # The publish comes right after the ack, which frees the name.
         tx.ack(delivery)
         if follows is not None:
             tx.publish(QUEUE, **follows._message(now, delay))
@@ -328,8 +323,9 @@ def _change(
             sleep(_LOOK)
             continue
         try:
-            follows = how(parse(delivery))
-            _exchange(engine, delivery, follows)
+            known = parse(delivery)
+            follows = how(known)
+            _exchange(engine, delivery, known, (), follows)
         except DuplicateError:
             delivery.ack()  # as in settle(): the newer one is changed instead
         except BaseException:
