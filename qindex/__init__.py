@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from qindex.tools.saved import SaveReport
     from qindex.tools.verify import VerifyReport, verify
     from qindex.view.reader import QueueSummary
+    from qindex.worker.schedules import Schedule
+    from qindex.worker.ticking import Ticker
 
 __all__ = [
     "UNSET",
@@ -91,11 +93,13 @@ __all__ = [
     "ReadOnlyEngine",
     "ReadOnlyStats",
     "SaveReport",
+    "Schedule",
     "SharedConsumer",
     "SharedEngine",
     "SharedQueue",
     "StorageError",
     "StoreError",
+    "Ticker",
     "Transaction",
     "UsageError",
     "VerifyReport",
@@ -136,9 +140,11 @@ _LATER = {
     "ReadOnlyEngine": "qindex.engine.read_only",
     "ReadOnlyStats": "qindex.engine.read_only",
     "SaveReport": "qindex.tools.saved",
+    "Schedule": "qindex.worker.schedules",
     "SharedConsumer": "qindex.client.queue",
     "SharedEngine": "qindex.client.engine",
     "SharedQueue": "qindex.client.queue",
+    "Ticker": "qindex.worker.ticking",
     "Transaction": "qindex.engine.transactions",
     "VerifyReport": "qindex.tools.verify",
     "convert": "qindex.tools.convert",

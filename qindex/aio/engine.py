@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from time import monotonic, time_ns
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import qindex
 from journal.arguments import listed
@@ -33,6 +33,9 @@ from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
+
+if TYPE_CHECKING:
+    from qindex.worker.schedules import Schedule, ScheduleOptions
 
 T = TypeVar("T")
 
@@ -156,6 +159,21 @@ class Engine:
         """Return a transaction, for an ``async with`` block; see
         :meth:`qindex.engine.engine.Engine.transaction`."""
         return Transaction(self._engine.transaction(), self._ports.helper)
+
+    async def schedule(
+        self, name: str, cron: str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
+        """Publish a message at set times, durably; see
+        :meth:`qindex.engine.engine.Engine.schedule`.
+
+        The methods of the schedule are plain ones: ``await asyncio.to_thread(schedule.pause)``.
+        """
+        return await self._aside(partial(self._engine.schedule, name, cron, **options))
+
+    async def schedules(self) -> dict[str, Schedule]:
+        """Return the schedules of the store by name; see
+        :meth:`qindex.engine.engine.Engine.schedules` and :meth:`schedule`."""
+        return await self._aside(self._engine.schedules)
 
     async def sync(self) -> None:
         """Make all that returned before, on all queues, durable against power loss."""

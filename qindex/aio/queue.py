@@ -31,6 +31,7 @@ from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.redriving import RedriveOptions, RedriveReport
     from qindex.worker.tasks import TaskOptions
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Queue:
 
     def __init__(self, ports: Ports, queue: plain.Queue) -> None:
         self.name: str = queue.name
+        self.directory: str = queue.directory
         self._ports = ports
         self._noting = ports.noting
         self._queue = queue
@@ -524,6 +526,11 @@ class Queue:
         from qindex.worker.tasks import TaskWorker
 
         return await TaskWorker(self, handler, **options).run()
+
+    async def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
+        """Put dead letters back into the queues that they came from; see
+        :func:`qindex.worker.redriving.redrive`. It runs in a thread of its own."""
+        return await asyncio.to_thread(partial(self._queue.redrive, **options))
 
     async def purge(self) -> int:
         """Drop all ready messages; gives their number."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 import msgpack
 
+import qindex
 from journal.arguments import listed
 from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
@@ -46,6 +47,7 @@ from qindex.server import protocol as wire
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
+    from qindex.worker.redriving import RedriveOptions, RedriveReport
     from qindex.worker.tasks import TaskOptions
 
 T = TypeVar("T")
@@ -166,6 +168,7 @@ class SharedQueue(Opens):
     def __init__(self, engine: SharedEngine, name: str, at: tuple[int, int]) -> None:
         super().__init__(engine._home, name, at)
         self._engine = engine
+        self.directory: str = engine.directory
 
     async def _link(self, generation: int = ANY) -> Wire:
         """Return the connection, on which the queue is open."""
@@ -359,6 +362,16 @@ class SharedQueue(Opens):
         from qindex.worker.tasks import TaskWorker
 
         return await TaskWorker(self, handler, **options).run()
+
+    async def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
+        """Put dead letters back; see :meth:`qindex.aio.queue.Queue.redrive`. Its thread has a
+        session of its own."""
+
+        def call() -> RedriveReport:
+            with qindex.open(self.directory, shared=True) as engine:
+                return engine.queue(self.name).redrive(**options)
+
+        return await asyncio.to_thread(call)
 
     async def purge(self) -> int:
         """Drop all ready messages; gives their number."""

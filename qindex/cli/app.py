@@ -100,8 +100,9 @@ def _complete(command: Any) -> None:
 
 
 def _add_loaded(app: typer.Typer, name: str, module: Any) -> None:
-    if name == "rocket":
-        app.add_typer(module.rocket_app, name=name)
+    group = getattr(module, f"{name}_app", None)
+    if group is not None:
+        app.add_typer(group, name=name)
     else:
         app.command(name)(getattr(module, f"{name}_command"))
 
@@ -153,6 +154,7 @@ _COMMANDS = {
     "redrive": "redrive",
     "follow": "follow",
     "queue": "queue_settings",
+    "schedule": "schedule",
     "purge": "drop",
     "delete": "drop",
     "inspect": "inspect_file",

@@ -13,7 +13,7 @@ from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.opening import open_here
 from qindex.cli.output import print_json, print_line
 from qindex.view.queue_view import Row
-from qindex.worker.redrive import deaths_of
+from qindex.worker.redriving import deaths_of
 
 _FIELDS = ("queue", "reason", "cause")
 

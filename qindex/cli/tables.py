@@ -82,7 +82,7 @@ def print_queues(found: Sequence[QueueSummary], *, wide: bool) -> None:
             rows = [(*row[:on_disk], *row[on_disk + 1 :]) for row in rows]
         most = max(columns - _width_of_figures(rows), _SHORTEST_NAME)
         rows = [(_cut(row[0], most), *row[1:]) for row in rows]
-    lines = _aligned(rows)
+    lines = aligned(rows)
     print_line(lines[0])
     for line, one in zip(lines[1:], found, strict=True):
         print_line(line)
@@ -134,11 +134,11 @@ def _print_wide(found: Sequence[QueueSummary]) -> None:
         rows = _with_versions(rows, found)
     settings = [settings_text(one.settings) for one in found]
     last = ["settings" if any(settings) else "", *settings]
-    for line, said in zip(_aligned(rows), last, strict=True):
+    for line, said in zip(aligned(rows), last, strict=True):
         print_line(f"{line}  {said}".rstrip())
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Give lines: the first column to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -84,7 +84,7 @@ def publish_command(
 
     A line is published as soon as it is read, without its newline.
     """
-    headers = dict(_header(one) for one in header or ())
+    headers = dict(split_header(one) for one in header or ())
     with open_here(directory) as engine:
         opened = engine.queue(queue)
         publish = _publisher(opened, key, headers, ttl, delay, unique, priority, confirm)
@@ -110,7 +110,8 @@ def _print_published(queue: str, first: int | None, count: int, as_json: bool) -
     print_result(as_json, fields, f"published {count} to {queue}{where}")
 
 
-def _header(text: str) -> tuple[str, str]:
+def split_header(text: str) -> tuple[str, str]:
+    """Return name and value of a header as it is given. Raises :class:`UsageError`."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"a header is NAME=VALUE, not {text!r}")

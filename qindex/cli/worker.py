@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +72,9 @@ def worker_command(
         Path | None,
         typer.Option(help="A file to write every five seconds, for probes.", show_default=False),
     ] = None,
+    schedules: Annotated[
+        bool, typer.Option("--schedules", help="Publish the messages of schedules, too.")
+    ] = False,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when no message is ready.")
     ] = False,
@@ -101,7 +104,7 @@ def worker_command(
         )
         if not logging.getLogger().handlers:  # the handler's module has set up none
             logging.getLogger("qindex").addHandler(NoteHandler(logging.WARNING))
-        with _progress(worker):
+        with _progress(worker), qindex.Ticker(engine) if schedules else nullcontext():
             done = worker.run()
     if done.cut:
         print_note(f"{done.cut} messages were given back: their handlers were still running")

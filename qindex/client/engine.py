@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from journal.findings import Finding
     from msgstore import CompactionReport
     from qindex.queue.stats import EngineStats
+    from qindex.worker.schedules import Schedule, ScheduleOptions
 
 _LOOK = 0.01
 
@@ -138,6 +139,24 @@ class SharedEngine:
     def transaction(self) -> SharedTransaction:
         """Return a transaction; see :meth:`qindex.engine.engine.Engine.transaction`."""
         return SharedTransaction(self._home, self.queue)
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    def schedule(
+        self, name: str, cron: str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
+        """Publish a message at set times, durably; see
+        :meth:`qindex.engine.engine.Engine.schedule`."""
+        from qindex.worker import schedules
+
+        return schedules.schedule(self, name, cron, **options)
+
+    def schedules(self) -> dict[str, Schedule]:
+        """Return the schedules of the store by name; see
+        :meth:`qindex.engine.engine.Engine.schedules`."""
+        from qindex.worker import schedules
+
+        return schedules.schedules(self)
 
     # -- the whole store ------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from qindex.server import protocol as wire
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
-    from qindex.worker.redrive import RedriveOptions, RedriveReport
+    from qindex.worker.redriving import RedriveOptions, RedriveReport
     from qindex.worker.run import WorkerOptions
 
 _PUBLISH, _GET, _ACK = wire.PUBLISH, wire.GET, wire.ACK
@@ -342,8 +342,8 @@ class SharedQueue(Opens):
         return Worker(self, handler, **options).run()
 
     def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
-        """Put dead letters back; see :func:`qindex.worker.redrive.redrive`."""
-        from qindex.worker.redrive import redrive
+        """Put dead letters back; see :func:`qindex.worker.redriving.redrive`."""
+        from qindex.worker.redriving import redrive
 
         return redrive(self, **options)
 

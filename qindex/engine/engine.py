@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from time import monotonic, sleep, time_ns
-from typing import Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from journal import format as journal_format
 from journal.arguments import listed, refuse_pickling
@@ -76,6 +76,9 @@ from qindex.recovery.queue_directory import remove_queue_directory, stored_name
 from qindex.recovery.settings_file import adopt_settings, read_settings
 from qindex.recovery.snapshot import RestingQueue, write_snapshot
 from qindex.recovery.store_recovery import StoreRecovery, remove_journal
+
+if TYPE_CHECKING:
+    from qindex.worker.schedules import Missed, Schedule
 
 _log = logging.getLogger("qindex.engine")
 
@@ -904,6 +907,87 @@ class Engine:
             ...     tx.ack(delivery)
         """
         return Transaction(self._transactions)
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        name: str,
+        cron: str | None = None,
+        *,
+        queue: str,
+        every: float | None = None,
+        body: Body = b"",
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        timezone: str | None = None,
+        missed: Missed = "once",
+    ) -> Schedule:
+        """Publish a message at set times, durably.
+
+        A :class:`qindex.Ticker` in any process publishes the messages. Each is published once for
+        each instant of the schedule, however many tickers run and whichever of them die. Its
+        headers ``qindex-schedule`` and ``qindex-instant`` have the schedule's name and the instant
+        in microseconds since 1970 UTC.
+
+        A name that is scheduled already gets the new definition. It keeps its next instant where
+        ``cron``, ``every`` and ``timezone`` are as before. The same definition changes nothing, so
+        that programs may schedule at each start.
+
+        Args:
+            name: The name of the schedule, unique in the store.
+            cron: A cron expression: minute, hour, day, month and weekday. It needs the extra
+                ``worker``.
+            queue: The name of the queue that gets the messages.
+            every: Seconds between two messages, at least 0.1, instead of ``cron``. The first one
+                comes after so many seconds.
+            body: The body of each message.
+            key: The key of each message.
+            headers: The headers of each message.
+            timezone: The time zone of ``cron``, as ``"Europe/Amsterdam"``. None: UTC.
+            missed: What becomes of instants that passed while no ticker ran, or while the queue was
+                full. ``"once"``: one message, for the latest. ``"all"``: one for each of them, up
+                to the latest 100. ``"skip"``: none, unless the latest is less than a minute ago.
+
+        Returns:
+            The schedule, which can be paused and removed.
+
+        Raises:
+            UsageError: An argument is wrong, or a cron expression can't be read.
+
+        Example:
+            >>> pulse = engine.schedule("pulse", every=60, queue="jobs", body=b"ping")
+            >>> pulse.paused
+            False
+        """
+        from qindex.worker import schedules
+
+        return schedules.schedule(
+            self,
+            name,
+            cron,
+            queue=queue,
+            every=every,
+            body=body,
+            key=key,
+            headers=headers,
+            timezone=timezone,
+            missed=missed,
+        )
+
+    def schedules(self) -> dict[str, Schedule]:
+        """Return the schedules of the store by name.
+
+        Returns:
+            The schedules as they are at this moment, in the order of their names.
+
+        Example:
+            >>> list(engine.schedules())
+            ['pulse']
+        """
+        from qindex.worker import schedules
+
+        return schedules.schedules(self)
 
     # -- the whole store ------------------------------------------------------------------------
 

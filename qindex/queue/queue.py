@@ -20,7 +20,7 @@ from qindex.queue.stats import QueueStats
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
-    from qindex.worker.redrive import RedriveOptions, RedriveReport
+    from qindex.worker.redriving import RedriveOptions, RedriveReport
     from qindex.worker.run import WorkerOptions
 
 
@@ -419,13 +419,13 @@ class Queue:
 
     def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
         """Put dead letters back into the queues that they came from; see
-        :func:`qindex.worker.redrive.redrive`.
+        :func:`qindex.worker.redriving.redrive`.
 
         Example:
             >>> failed.redrive(rate=100).moved
             Counter({'orders': 3})
         """
-        from qindex.worker.redrive import redrive
+        from qindex.worker.redriving import redrive
 
         return redrive(self, **options)
 

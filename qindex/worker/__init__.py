@@ -1,4 +1,4 @@
-"""Run a handler for each message of a queue: in threads, coroutines or processes.
+"""Run a handler for each message of a queue; redrive; schedules.
 
 >>> import qindex, tempfile
 >>> with qindex.open(tempfile.mkdtemp()) as engine:
@@ -12,6 +12,9 @@ b'bob'
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from qindex.worker.outcomes import (
     Figures,
     HandlerError,
@@ -21,8 +24,10 @@ from qindex.worker.outcomes import (
     Retry,
     TimedOutError,
 )
-from qindex.worker.redrive import RedriveReport, redrive
 from qindex.worker.run import Worker
+
+if TYPE_CHECKING:
+    from qindex.worker.redriving import RedriveReport, redrive
 
 __all__ = [
     "Figures",
@@ -36,3 +41,9 @@ __all__ = [
     "Worker",
     "redrive",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("RedriveReport", "redrive"):  # they need numpy, as clients do not
+        return getattr(importlib.import_module("qindex.worker.redriving"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from journal.errors import StoreError, UsageError
-from qindex.format.entries import Entry
+from qindex.client.calls import Parts
 from qindex.queue.delivery import Delivery, make_delivery
 from qindex.worker.outcomes import (
     HandlerError,
@@ -143,8 +143,8 @@ def serve(pipe: Connection, handlers: Handlers | str, stacks: str) -> None:
                 return
             owner = _Asking(pipe)
             owner.name = name
-            entry = Entry(b"", expiry, len(message.body), message)
-            delivery = make_delivery(owner, seq_id, message.body, redelivered, entry)
+            extra: Any = Parts(message, expiry)
+            delivery = make_delivery(owner, seq_id, message.body, redelivered, extra)
             delivery._count = count
             failure: BaseException | None = None
             try:

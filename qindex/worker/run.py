@@ -31,7 +31,6 @@ from journal.errors import (
     StoreError,
     UsageError,
 )
-from qindex.metrics import Family, Sample
 from qindex.queue.delivery import Delivery
 from qindex.worker.child import load_handlers
 from qindex.worker.outcomes import (
@@ -54,6 +53,7 @@ from qindex.worker.tasks import within
 
 if TYPE_CHECKING:
     from qindex.client.faces import AnyConsumer, AnyQueue
+    from qindex.metrics import Family
 
 _CUT = 0.2
 """Seconds that handlers get to end which were cut: coroutines, and processes, do."""
@@ -397,6 +397,8 @@ class Worker:
         Example:
             >>> print(exposition(worker.families()))
         """
+        from qindex.metrics import Family, Sample  # needs numpy, as clients do not
+
         found, labels = self.figures, {"queue": self.queue.name}
         families = []
         for name, kind, text in _FAMILIES:

@@ -28,7 +28,9 @@ def _unknown(call: str) -> list[str]:
     words = shlex.split(re.split(r"[|;<]", call)[0])
     command: Any = get_command(make_app(asked=words[0]))
     while hasattr(command, "commands"):
-        if words[0] not in command.commands:
+        own = sum(parameter.param_type_name == "argument" for parameter in command.params)
+        words = words[own:]  # a group's own arguments, as the directory of `schedule`
+        if not words or words[0] not in command.commands:
             return words[:1]
         command = command.commands[words.pop(0)]
     known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
@@ -44,6 +46,8 @@ def test_a_command_that_is_not_there_is_told() -> None:
     assert _unknown("lists data") == ["lists"]
     assert _unknown("cat data orders --jsn | head") == ["--jsn"]
     assert _unknown("rocket list store --json") == []
+    assert _unknown("schedule data lists") == ["lists"]
+    assert _unknown("schedule data list --json") == []
 
 
 def test_commands_are_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import qindex
+import qindex.aio
 from qindex.worker import RedriveReport
 from tests.cli.support import run
 from tests.effort import by_tier, chance
@@ -202,3 +204,17 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         bodies = [int(one.body) for one in engine.queue("orders").get_many(count + 1)]
         assert sorted(bodies) == list(range(count))
         assert len(engine.queue("failed")) == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_coroutines_redrive(tmp_path: Path, shared: bool) -> None:
+    async def main() -> None:
+        more: dict[str, Any] = {"shared": True, "linger": 0} if shared else {}
+        async with await qindex.aio.open(tmp_path / "data", **more) as engine:
+            orders = await engine.queue("orders", dead_letter="failed")
+            await orders.publish(b"x")
+            await (await orders.get()).reject()
+            report = await (await engine.queue("failed")).redrive(rate=1000)
+            assert report.moved == {"orders": 1}
+
+    asyncio.run(main())
