@@ -395,8 +395,7 @@ class Transaction:
         if lock.is_mine():
             refuse_twice()
         try:
-            if not lock.acquire(False):
-                lock.wait_for_it()
+            lock.wait_for_it()
             lock.check()
             moves.check()
             if moves.fsync:
@@ -573,8 +572,9 @@ def _try_all(locks: list[PatientLock], held: int) -> int:
     for at in range(len(locks)):
         lock = locks[at]
         if at != held:
-            if not lock.take():
+            # One may be taken in its turn; the others are tried while that one is held.
+            is_only = held < 0 and not at
+            if not (lock.take() if is_only else lock.acquire(False)):
                 return at
-            if lock.refusal is not None:
-                lock.check()
+            lock.check()
     return -1
