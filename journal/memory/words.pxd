@@ -301,6 +301,35 @@ cdef inline bytes join_words(uint64_t first, Py_ssize_t count):
     return made
 
 
+cdef inline bytes join_frame(
+    bytes start, uint64_t number, bytes middle, uint64_t second, bytes tail, bytes last
+):
+    cdef Py_ssize_t before = len(start), between = len(middle), after = len(tail)
+    cdef Py_ssize_t size = before + 8 + between + 8 + after + len(last)
+    cdef uint64_t found = 0
+    cdef bytes made
+    cdef char *to
+    if size > 0xffffffff:
+        raise OverflowError("a frame has at most 4 GiB")
+    made = PyBytes_FromStringAndSize(NULL, 13 + size)
+    to = PyBytes_AS_STRING(made)
+    memcpy(to + 12, PyBytes_AS_STRING(start), before)
+    number = words_big64(number)
+    memcpy(to + 12 + before, &number, 8)
+    memcpy(to + 20 + before, PyBytes_AS_STRING(middle), between)
+    second = words_big64(second)
+    memcpy(to + 20 + before + between, &second, 8)
+    memcpy(to + 28 + before + between, PyBytes_AS_STRING(tail), after)
+    memcpy(to + 28 + before + between + after, PyBytes_AS_STRING(last), len(last))
+    to[12 + size] = <char> 0xff
+    words_sum(to + 12, size, &found)
+    found = words_big64(found)
+    memcpy(to + 4, &found, 8)
+    found = words_big64(<uint64_t> size << 32)
+    memcpy(to, &found, 4)
+    return made
+
+
 cdef inline int row_sums(object rows, object sums) except -1:
     cdef Py_buffer source, target
     cdef Py_ssize_t at

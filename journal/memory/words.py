@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "clock_ns",
+    "join_frame",
     "join_record",
     "join_rows",
     "join_words",
@@ -134,6 +135,15 @@ def join_words(first: int, count: int) -> bytes:
 
     numbers = np.arange(count, dtype=np.uint64) + np.uint64(first)
     return numbers.astype(">u8").tobytes()
+
+
+def join_frame(
+    start: bytes, number: int, middle: bytes, second: int, tail: bytes, last: bytes
+) -> bytes:
+    """Put these together, the numbers as eight bytes each, after their length (four bytes) and
+    xxh3 sum, and before a byte of ones. Numbers are big-endian."""
+    packed = start + number.to_bytes(8, "big") + middle + second.to_bytes(8, "big") + tail + last
+    return len(packed).to_bytes(4, "big") + xxh3_64_digest(packed) + packed + b"\xff"
 
 
 def row_sums(rows: npt.NDArray[np.uint8], sums: npt.NDArray[np.uint64]) -> None:

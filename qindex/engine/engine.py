@@ -132,7 +132,7 @@ class Engine:
         self._roster = Roster(budget.journals, ask, order)
         self._alarm = Alarm(order)
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
-        self._transactions = Transactions(self._moves, self._calls, self._parts_of)
+        self._transactions = Transactions(self._moves, self._lock, self._calls, self._parts_of)
         self._directory_lock = self._enter(outside)
         try:
             self._open()

@@ -1,5 +1,5 @@
-"""A file of frames, of what an engine is about to do: :class:`qindex.engine.moves.Moves` and
-:class:`qindex.engine.transaction_log.TransactionLog` have one each, and hold their lock."""
+"""A file of frames, of what an engine is about to do: :class:`qindex.engine.moves.Moves` has one,
+and :class:`qindex.engine.transaction_log.TransactionLog` is one. Their lock is held."""
 
 from __future__ import annotations
 
@@ -19,39 +19,54 @@ class FrameFile:
     ``fd``: its descriptor, None before the first frame; ``end``: bytes of it that count.
     """
 
+    __slots__ = ("_durable", "_fs", "_poison", "_what", "end", "fd", "path")
+
     def __init__(
         self, fs: FileSystem, path: str, poison: Poison, what: str, *, durable: bool
     ) -> None:
         self._fs = fs
-        self.path = path
+        self.path: str = path
         self._poison = poison
         self._what = what
-        self._durable = durable
+        self._durable: bool = durable
         self.fd: int | None = None
         self.end: int = 0
+
+    def opened(self) -> int:
+        """Open the file, if it is not, and return its descriptor. Raises :class:`OSError`."""
+        fs = self._fs
+        if self.fd is None:
+            if self._durable and not self.end:
+                # First: with a handle of the file, nobody would sync its name again.
+                fs.close(fs.open(self.path, _FLAGS))
+                fs.sync_dir(os.path.dirname(self.path))
+            self.fd = fs.open(self.path, _FLAGS)
+        return self.fd
 
     def append(self, frame: bytes) -> None:
         """Append a frame; durably, where each call is durable. Raises :class:`StorageError`; then
         the frame counts only if writes are refused from now on."""
-        fs = self._fs
-        syncing = False
         try:
-            if self.fd is None:
-                if self._durable and not self.end:
-                    # First: with a handle of the file, nobody would sync its name again.
-                    fs.close(fs.open(self.path, _FLAGS))
-                    fs.sync_dir(os.path.dirname(self.path))
-                self.fd = fs.open(self.path, _FLAGS)
-            pwrite_all(fs, self.fd, frame, self.end)
-            if self._durable:
-                syncing = True
-                fs.fdatasync(self.fd)
+            pwrite_all(self._fs, self.opened(), frame, self.end)
         except OSError as error:
-            failure = StorageError(self.path, f"{self._what} can't be noted", error)
-            if syncing:
-                self._poison.set(failure)
-            raise failure from error
+            raise self.not_noted(error) from error
+        if self._durable:
+            self.sync_frame()
         self.end += len(frame)
+
+    def not_noted(self, error: OSError) -> StorageError:
+        """Return the error of a frame that can't be appended."""
+        return StorageError(self.path, f"{self._what} can't be noted", error)
+
+    def sync_frame(self) -> None:
+        """Make what was written durable, or refuse writes. Raises :class:`StorageError`."""
+        assert self.fd is not None
+        try:
+            self._fs.fdatasync(self.fd)
+        except OSError as error:
+            failure = self.not_noted(error)
+            self._poison.set(failure)
+            raise failure from error
 
     def empty(self, logger: logging.Logger) -> bool:
         """Empty the file, and return whether that was done. If not, what stays is of things that
@@ -66,7 +81,7 @@ class FrameFile:
         self.end = 0
         return True
 
-    def close(self) -> bool:
+    def close_file(self) -> bool:
         """Close the file, and return whether it was open."""
         fd, self.fd = self.fd, None
         if fd is not None:

@@ -109,11 +109,16 @@ def finish_transactions(
             report(one)
         quarantine(fs, path, 0, data)
         findings += damage
+    acked: dict[QueueParts, dict[int, None]] = {}
     for noted in read_transactions(data)[0].values():
         if noted.boot is None:
             _undo(noted, queue_of)
         else:
-            _acknowledge(noted, queue_of, hurt, same_run=bool(boot) and noted.boot == boot)
+            same_run = bool(boot) and noted.boot == boot
+            for source, seq in _acked_by(noted, queue_of, hurt, same_run=same_run):
+                acked.setdefault(source, {})[seq] = None
+    for source, seqs in acked.items():
+        source.letters.drop_moved(list(seqs))
     return lambda: _remove(fs, path)
 
 
@@ -132,13 +137,14 @@ def _undo(noted: Noted, queue_of: Callable[[str], QueueParts | None]) -> None:
                 target.state.keys.revoke(undone)
 
 
-def _acknowledge(
+def _acked_by(
     noted: Noted,
     queue_of: Callable[[str], QueueParts | None],
     hurt: Collection[str],
     *,
     same_run: bool,
-) -> None:
+) -> Iterator[tuple[QueueParts, int]]:
+    """Yield the entries that a committed transaction acknowledges: level and seq_id in it."""
     for one in noted.published if noted.acks else ():
         target = _level(queue_of(one.queue), one.first)
         if target is None:
@@ -148,13 +154,10 @@ def _acknowledge(
         if not certain and len(list(_arrived(one, index))) < len(one.ids):
             return  # power was lost, and so were messages: those that are acknowledged stay
     for name, seqs in noted.acks:
-        by_level: dict[QueueParts, list[int]] = {}
         for seq in seqs:
             source = _level(queue_of(name), seq)
             if source is not None and _holds(source.state.index, seq & LOW):
-                by_level.setdefault(source, []).append(seq & LOW)
-        for source, done in by_level.items():
-            source.letters.drop_moved(done)
+                yield source, seq & LOW
 
 
 def _arrived(published: Published, index: QueueIndex) -> Iterator[int]:

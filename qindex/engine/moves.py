@@ -26,29 +26,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from time import monotonic
-from typing import Protocol
 
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError, storage_errors
 from journal.fs.files import FileSystem, pwrite_all, unlink_if_there
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
-from journal.locks.patience import PatientLock
 from journal.locks.sync import GroupCommit
 from journal.poison import Poison
 from qindex.engine.frame_file import FrameFile
-from qindex.engine.transaction_log import TransactionLog
+from qindex.engine.transaction_log import Noted, TransactionLog
 from qindex.format import layout
 from qindex.format.message import Message
 from qindex.format.moves import DONE, Intent, pack_intent
-from qindex.format.transactions import pack_committed
 from qindex.options import Options
 from qindex.queue.dead_letter import Letter, NotMovedError, goes_round, with_death
 from qindex.queue.dead_letters import DeadLetters
-from qindex.queue.delivery import Delivery
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
-from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
 
@@ -71,12 +66,45 @@ class _Request:
         self.error: StoreError | None = None
 
 
-class Moves:
-    """All moves of one engine, and the commits of its transactions. Thread-safe; no queue's lock
-    may be held.
+class _Pending:
+    """Entries of one source that are to be acknowledged once ``targets`` are durable."""
 
-    ``queue_of`` gives a queue by its name.
+    __slots__ = ("seqs", "targets")
+
+    def __init__(self) -> None:
+        self.seqs: list[int] = []
+        self.targets: list[QueueState] = []
+
+
+class Moves:
+    """All moves of one engine, and what is left to do of the transactions that are committed.
+    Thread-safe; no queue's lock may be held.
+
+    ``queue_of`` gives a queue by its name. ``lock``: held for each move, and for each commit.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_alarm",
+        "_alarmed",
+        "_asked",
+        "_background",
+        "_closed",
+        "_file",
+        "_fs",
+        "_idle",
+        "_pending",
+        "_queue_of",
+        "_rounds",
+        "_server",
+        "_unsettled",
+        "boot",
+        "fsync",
+        "lock",
+        "log",
+        "pending",
+        "poison",
+    )
 
     def __init__(
         self,
@@ -88,34 +116,36 @@ class Moves:
         alarm: Alarm,
     ) -> None:
         self._fs = fs
-        self._poison = poison
+        self.poison = poison
         self._queue_of = queue_of
-        self._fsync = options.durability == "fsync"
+        self.fsync = options.durability == "fsync"
         self._background = options.background
         self._idle = options.rest_idle
         self._alarm = alarm
-        self._boot = fs.boot_id()
+        self.boot = fs.boot_id()
         path = os.path.join(directory, layout.MOVES)
-        self._file = FrameFile(fs, path, poison, "a move", durable=self._fsync)
-        self.log: TransactionLog = TransactionLog(fs, directory, poison, durable=self._fsync)
-        self._lock = CallLock()
+        self._file = FrameFile(fs, path, poison, "a move", durable=self.fsync)
+        self.log: TransactionLog = TransactionLog(fs, directory, poison, durable=self.fsync)
+        self.lock = CallLock()
         # What threads ask for, and which of them is doing all of it.
         self._asked: deque[_Request] = deque()
         self._rounds = GroupCommit(self._serve_all)
         order = poison.order
-        self._lock.before_waiting = order.add(Rank.MOVES, self._lock.is_mine)
+        self.lock.before_waiting = order.add(Rank.MOVES, self.lock._is_owned)
         self._rounds.before_waiting = order.add(Rank.MOVE_ROUND, self._rounds.is_mine)
         self._server: int | None = None
-        self._pending: list[tuple[DeadLetters, list[int], list[QueueState]]] = []
-        # The committed transactions whose acks are among them.
-        self._unsettled: list[int] = []
+        self._pending: dict[DeadLetters, _Pending] = {}
+        # An alarm is set, to settle.
+        self._alarmed: bool = False
+        # The transactions whose acks, or drops, are among them.
+        self._unsettled: list[Noted] = []
         self.pending: int = 0
         """Messages that were moved, and whose source and target are to be made durable."""
         self._closed = False
 
     def is_mine(self) -> bool:
         """Tell whether the calling thread is in the middle of a move."""
-        return self._lock.is_mine() or self._rounds.is_mine()
+        return self.lock.is_mine() or self._rounds.is_mine()
 
     def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool = True) -> None:
         """Move messages of ``source``, which are marked as being moved, to its dead-letter queue.
@@ -125,7 +155,7 @@ class Moves:
         Where each move is synced, threads that come at a time share the syncs.
         """
         request = _Request(source, list(letters))
-        if self._fsync and self._server != threading.get_ident():
+        if self.fsync and self._server != threading.get_ident():
             self._asked.append(request)
             self._rounds.commit()
         else:
@@ -135,13 +165,7 @@ class Moves:
             raise NotMovedError(request.left, request.error) from request.error
         if request.target is not None:
             request.target.room.keep_within(waits)
-        self._settle_later(waits)
-
-    def _settle_later(self, waits: bool) -> None:
-        if max(self.pending, len(self._pending)) >= _MOST_PENDING and waits:
-            self.settle()
-        elif self._background or not waits:
-            self._alarm.set(self, monotonic() + self._idle)
+        self.settle_later(waits, _MOST_PENDING)
 
     def _serve_all(self) -> None:
         """Do what was asked for by now: one round of :attr:`_rounds`."""
@@ -170,7 +194,7 @@ class Moves:
             else:
                 for one in alike:
                     one.error = error if one.left else None
-        if self._fsync:
+        if self.fsync:
             try:
                 self.settle()
             except StoreError as error:
@@ -231,6 +255,7 @@ class Moves:
 
     def on_alarm(self) -> None:
         """Settle. The engine's timer calls it."""
+        self._alarmed = False
         self.settle()
 
     @staticmethod
@@ -249,13 +274,13 @@ class Moves:
         persistent = letters[0].persistent
         held = target.room.take(items, 0, True)
         known = [one.base + one.seq_id for one in letters]
-        intent = Intent(self._boot, source.name, target.state.name, 0, known, [])
+        intent = Intent(self.boot, source.name, target.state.name, 0, known, [])
         note = _Note(self, intent, target.state.base)
-        with self._lock:
+        with self.lock:
             try:
                 if self._closed:
                     raise ClosedError("the engine is closed")
-                self._poison.check()
+                self.poison.check()
                 expiry = producer.expiry(None)
                 producer.store_and_append(
                     items, expiry, persistent, held=held, notes=note, due=letters[0].due
@@ -263,86 +288,45 @@ class Moves:
             finally:
                 target.room.give_back(held)
             source.moved(letters)
-            self._pending.append((source, seqs, [target.state]))
-            self.pending += len(seqs)
+            self._add_pending(source, seqs, [target.state])
 
     # -- transactions ---------------------------------------------------------------------------
 
-    def commit(
-        self,
-        number: int,
-        parts: Sequence[Part],
-        acks: Sequence[tuple[Settler, Delivery]],
-        decided: Callable[[], None],
+    def check(self) -> None:
+        """Raise what a commit has to raise now. :attr:`lock` held."""
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if self.poison.reason is not None:
+            self.poison.check()
+
+    def settle_with(
+        self, noted: Noted, source: DeadLetters, seqs: list[int], targets: list[QueueState]
     ) -> None:
-        """Commit a transaction: what it has published can be delivered, and its deliveries, which
-        are marked as being moved, are acknowledged. ``decided`` is called at the commit point.
-        Raises :class:`StoreError`; nothing has changed then, or writes are refused from now on."""
-        targets: list[QueueState] = []
-        for part in parts:
-            if part.parts.state not in targets:
-                targets.append(part.parts.state)
-        by_owner: dict[Settler, list[Delivery]] = {}
-        for owner, delivery in acks:
-            by_owner.setdefault(owner, []).append(delivery)
-        noted = [(owner.name, [one.seq_id for one in given]) for owner, given in by_owner.items()]
-        states = targets + [owner.outstanding.state for owner in by_owner]
-        moved = []
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the engine is closed")
-            self._poison.check()
-            if self._fsync:
-                for target in targets:
-                    target.sync_all()
-            locks = _locks_of(states)
-            try:
-                _take_together(locks)
-                for state in states:
-                    if state.index.changing:
-                        state.read_again()
-                self.log.note(number, pack_committed(number, self._boot, noted))
-                decided()
-                try:
-                    for part in parts:
-                        part.admit()
-                    for owner, given in by_owner.items():
-                        moved.append((*owner.end_move(given), targets))
-                except StoreError as error:
-                    self._poison.cut_short(error)
-                    raise
-            except BaseException as error:
-                if not isinstance(error, StoreError):
-                    self._poison.cut_short(error)
-                raise
-            finally:
-                for lock in locks:
-                    lock.let_go()
-            if moved:
-                self._pending += moved
-                self.pending += len(acks)
-                self._unsettled.append(number)
-            else:
-                self.log.end((number,))
-        try:
-            if self._fsync:
-                for part in parts:
-                    keys = part.parts.state.keys
-                    if part.then is not None and keys is not None:
-                        keys.sync()
-                self.settle()
-            self._settle_later(True)
-        except StoreError as error:
-            # It is committed, which no error may deny.
-            _log.error("what follows a commit is left for later: %s", error)
+        """Acknowledge entries of ``source``, which a transaction counts as gone, once ``targets``
+        are durable, and forget the transaction once the source is. :attr:`lock` held."""
+        self._add_pending(source, seqs, targets)
+        unsettled = self._unsettled
+        if not unsettled or unsettled[-1] is not noted:
+            unsettled.append(noted)
+
+    def settle_later(self, waits: bool, most: int) -> None:
+        """See to it that :meth:`settle` is called in a while; ``waits``: or now, if it has ``most``
+        entries to acknowledge, or transactions to forget."""
+        if waits and max(self.pending, len(self._unsettled)) >= most:
+            self.settle()
+        elif not self._alarmed and (self._background or not waits):
+            self._alarmed = True
             self._alarm.set(self, monotonic() + self._idle)
 
-    def rolled_back(self, number: int, parts: Sequence[Part]) -> None:
-        """Forget a transaction whose messages were dropped, once the drops are durable."""
-        with self._lock:
-            self._pending += [(part.parts.letters, [], []) for part in parts]
-            self._unsettled.append(number)
-        self._settle_later(True)
+    def _add_pending(self, source: DeadLetters, seqs: list[int], targets: list[QueueState]) -> None:
+        pending = self._pending.get(source)
+        if pending is None:
+            pending = self._pending[source] = _Pending()
+        pending.seqs += seqs
+        for target in targets:
+            if target not in pending.targets:
+                pending.targets.append(target)
+        self.pending += len(seqs)
 
     # -- the file -------------------------------------------------------------------------------
 
@@ -359,7 +343,7 @@ class Moves:
             pwrite_all(self._fs, file.fd, DONE, file.end - 1)
         except OSError as error:
             failure = StorageError(file.path, "a move can't be noted", error)
-            self._poison.set(failure)
+            self.poison.set(failure)
             raise failure from error
 
     # -- making durable -------------------------------------------------------------------------
@@ -371,92 +355,46 @@ class Moves:
     def settle(self) -> None:
         """Do what is left of all moves: sync targets, acknowledge in the sources, sync them."""
         if self._pending:
-            with self._lock:
+            with self.lock:
                 self._settle()
         if self.log.unsynced:
             self.log.sync()
 
     def _settle(self) -> None:
-        pending = self._pending
+        pending = dict(self._pending)
         if self._unsettled:
             self.log.sync()
-        for target in {id(one): one for _, _, targets in pending for one in targets}.values():
+        for target in dict.fromkeys(target for one in pending.values() for target in one.targets):
             _sync(target)
-        by_source: dict[DeadLetters, list[int]] = {}
-        for source, seqs, _ in pending:
-            by_source.setdefault(source, []).extend(seqs)
-        for source, seqs in by_source.items():
+        for source, one in pending.items():
             try:
-                source.end_moved(seqs)
+                source.end_moved(one.seqs)
             except ClosedError as error:
                 _log.info("%s", error)  # it was deleted, and its messages with it
             # The next one may fail, and is tried again then.
-            self._pending = [one for one in self._pending if one[0] is not source]
-            self.pending -= len(seqs)
-        for source in by_source:
+            del self._pending[source]
+            self.pending -= len(one.seqs)
+        for source in pending:
             _sync(source.state)
         settled, self._unsettled = self._unsettled, []
-        self.log.end(settled)
+        self.log.end_all(settled)
         self._file.empty(_log)
 
     def close(self) -> None:
         """Settle all, and take no more moves. Raises :class:`StorageError`: then the file stays,
         and the next open settles."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             try:
-                if self._pending and self._poison.reason is None:
+                if self._pending and self.poison.reason is None:
                     self._settle()
             finally:
-                was_open = self._file.close()
+                was_open = self._file.close_file()
             if was_open and not self._pending:
                 # If that fails, it says nothing that is wrong: the next open finds all of it done.
                 with storage_errors(self._file.path, "can't be removed"):
                     unlink_if_there(self._fs, self._file.path)
             self.log.close()
-
-
-class Part(Protocol):
-    """What a transaction has published by one call."""
-
-    parts: QueueParts
-    then: Callable[[], None] | None
-
-    def admit(self) -> None:
-        """Let it be delivered. The queue's lock is held."""
-
-
-def _locks_of(states: Sequence[QueueState]) -> list[PatientLock]:
-    """Return the locks of queues, each once."""
-    locks: list[PatientLock] = []
-    for state in states:
-        if state.lock not in locks:
-            locks.append(state.lock)
-    return locks
-
-
-def _take_together(locks: Sequence[PatientLock]) -> None:
-    """Take all of these locks. One of them is waited for, with none held; the others are tried, and
-    all are released before another one is waited for. Raises as a queue that is closed."""
-    first = 0
-    while locks:
-        locks[first].__enter__()
-        busy = _try_others(locks, first)
-        if busy is None:
-            return
-        for lock in locks:
-            lock.let_go()
-        first = busy
-
-
-def _try_others(locks: Sequence[PatientLock], held: int) -> int | None:
-    """Take all locks but one, which is held. Return the first that is not free."""
-    for at, lock in enumerate(locks):
-        if at != held:
-            if not lock.acquire(blocking=False):
-                return at
-            lock.check()
-    return None
 
 
 class _Note:

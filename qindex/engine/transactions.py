@@ -4,8 +4,8 @@ What a transaction publishes is appended at once, so that it has its seq_id, and
 readers (:data:`qindex.index.segment.PENDING`). What it acknowledges is marked as being moved.
 
 1. Before each append, a frame in ``qindex.transactions`` says which messages come.
-2. A frame with the acks is the *commit point* (:meth:`qindex.engine.moves.Moves.commit`). It is
-   written with the locks of all queues of the transaction held, when nothing else can fail.
+2. A frame with the acks is the *commit point* (:meth:`Transaction._commit`). It is written with the
+   locks of all queues of the transaction held, when nothing else can fail.
 3. The messages become ready, the acks count, and the locks are released: nobody sees a part. The
    acks reach the journals as those of moves do: after what was published is durable, many at a
    time.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from time import time_ns
@@ -29,105 +29,125 @@ from types import TracebackType
 from typing import Any
 
 from journal.errors import ClosedError, StoreError, UsageError
+from journal.locks.call_lock import CallLock, refuse_twice
 from journal.locks.calls import Calls
+from journal.locks.patience import PatientLock
 from qindex.engine.moves import Moves
-from qindex.engine.transaction_log import TransactionLog
+from qindex.engine.transaction_log import Noted, TransactionLog
 from qindex.format.entries import make_entry
 from qindex.format.message import Body, Message, message_of
-from qindex.format.transactions import pack_published
+from qindex.format.transactions import (
+    pack_ack,
+    pack_boot,
+    pack_committed,
+    pack_name,
+    pack_published,
+)
 from qindex.format.unique import Until
 from qindex.index.segment import PENDING
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import Delivery, no_delivery, refusal_of
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
+from qindex.queue.producing import Later
 from qindex.queue.queue import Queue
 from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
 
 _log = logging.getLogger("qindex.transactions")
 
-_BARE = (None,) * 9
+_ID_MASK = (1 << 64) - 1
+_MOST_UNSETTLED = 1 << 14
+"""Transactions that are over and not yet forgotten, at the most; likewise their acks. To forget
+them takes a few syncs, and the open after a crash looks at each of them."""
 
 
-class _Part:
-    """What a transaction publishes by one call: :class:`qindex.queue.prepared_message.Notes`."""
+class _Part(Later):
+    """A message that a transaction publishes."""
 
     __slots__ = (
         "_due",
-        "_id_high",
-        "_items",
         "_log",
+        "_msg_id",
         "_noted",
-        "_number",
-        "_seqs",
+        "_seq",
+        "_size",
+        "_transaction",
         "parts",
-        "then",
+        "state",
     )
 
-    def __init__(
-        self, log: TransactionLog, number: int, id_high: int, parts: QueueParts, due: int
-    ) -> None:
-        self._log = log
-        self._number = number
-        self._id_high = id_high
-        self.parts = parts
-        self.then: Callable[[], None] | None = None
-        self._due = due
-        # Announced, and published.
-        self._noted = self._seqs = range(0)
-        # Of each message its id, where it is in the message store, and the bytes of its body.
-        self._items: list[tuple[bytes, int]] = []
+    parts: QueueParts
+    state: QueueState
+    _log: TransactionLog
+    _transaction: Noted
 
-    def publish(self, body: bytes) -> int:
-        """Publish a body that needs nothing else; -1 if it does."""
-        self._items = [(b"", len(body))]
-        return self.parts.producer.append_pending(body, self._id_high, self)
+    def __init__(self) -> None:
+        self.then = None
+        self._due: int = 0
+        # Announced, and published.
+        self._noted: int = -1
+        self._seq: int = -1
+        # Its id, if it is in the message store, and the bytes of its body.
+        self._msg_id: bytes = b""
+        self._size: int = 0
 
     def before(self, first: int, items: Sequence[Prepared]) -> None:
-        """Announce the messages."""
-        self._items = [(b"" if item.stored is None else item.msg_id, item.size) for item in items]
-        self.announce(first, [item.msg_id for item in items])
+        """Announce the message."""
+        (item,) = items
+        if item.stored is not None:
+            self._msg_id = item.msg_id
+        self._size = item.size
+        self.announce(first, item.msg_id)
 
-    def announce(self, first: int, ids: list[bytes]) -> None:
-        """Note which messages come. Raises :class:`StorageError`."""
-        self._noted = range(first, first + len(ids))
-        state = self.parts.state
-        frame = pack_published(self._number, state.name, state.base + first, ids)
-        self._log.note(self._number, frame)
+    def announce(self, seq: int, msg_id: bytes) -> None:
+        """Note which message comes. Raises :class:`StorageError`."""
+        self._noted = seq
+        state = self.state
+        name = _noted_as(state)[0]
+        frame = pack_published(self._transaction.number, name, state.base + seq, msg_id)
+        self._log.note(self._transaction, frame)
 
     def after(self) -> None:
-        """Keep them from all readers."""
-        self._seqs = self._noted
-        for seq in self._seqs:
-            self.parts.state.index.pend(seq)
+        """Keep it from all readers."""
+        self._seq = self._noted
+        self.state.index.pend(self._seq)
 
     def admit(self) -> None:
-        """Let them be delivered. Lock held."""
-        for seq in self._seqs:
-            self.parts.state.admit(seq, self._due)
+        """Let it be delivered. Lock held."""
+        self.state.admit(self._seq, self._due)
         if self.then is not None:
             self.then()
 
     def drop(self) -> None:
-        """Drop them, as nobody has seen them. Raises :class:`StoreError`."""
-        state = self.parts.state
+        """Drop it, as nobody has seen it. Raises :class:`StoreError`."""
+        state, seq = self.state, self._seq
         with state.lock, state:
-            # Those of a failed append are announced alone.
-            for seq, (msg_id, size) in zip(self._seqs, self._items, strict=False):
-                if seq < state.index.next_seq and state.index.state_of(seq) == PENDING:
-                    entry = make_entry(msg_id, 0, size, None, stored=bool(msg_id))
-                    self.parts.letters.reader.drop(seq, entry)
+            # That of a failed append is announced alone.
+            if 0 <= seq < state.index.next_seq and state.index.state_of(seq) == PENDING:
+                entry = make_entry(self._msg_id, 0, self._size, None, stored=bool(self._msg_id))
+                self.parts.letters.reader.drop(seq, entry)
 
 
 class Transactions:
     """The transactions of one engine."""
 
-    def __init__(self, moves: Moves, calls: Calls, parts_of: Callable[[str], QueueParts]) -> None:
-        self.moves = moves
+    __slots__ = ("boot", "calls", "id_high", "lock", "log", "moves", "open", "parts_of")
+
+    def __init__(
+        self, moves: Moves, lock: CallLock, calls: Calls, parts_of: Callable[[str], QueueParts]
+    ) -> None:
+        """``lock``: refuses since the engine was closed."""
+        self.moves: Moves = moves
         self.log: TransactionLog = moves.log
+        self.lock: CallLock = lock
         self.calls = calls
         self.parts_of = parts_of
         self.open: set[Transaction] = set()
+        # The run of the operating system, as frames have it.
+        self.boot: bytes = pack_boot(moves.boot)
+        # The ids of the messages of a transaction start with this and its number, added.
+        self.id_high: int = int.from_bytes(os.urandom(8), "big")
 
     def roll_back(self) -> None:
         """Roll back all that are under way: the engine closes."""
@@ -143,23 +163,41 @@ class Transaction:
     deliveries are as they were. One thread uses it at a time.
     """
 
-    __slots__ = ("__weakref__", "_acks", "_all", "_id_high", "_number", "_parts")
+    __slots__ = (
+        "__weakref__",
+        "_acks",
+        "_all",
+        "_id_high",
+        "_is_open",
+        "_noted",
+        "_number",
+        "_parts",
+    )
 
     def __init__(self, transactions: Transactions) -> None:
         self._all = transactions
+        self._is_open: bool = False
         self._number = 0
+        self._id_high = 0
         self._parts: list[_Part] = []
-        self._acks: list[tuple[Settler, Delivery]] = []
+        # Marked as being moved, each with its queue.
+        self._acks: list[Delivery] = []
 
     def __enter__(self) -> Transaction:
         if self._number:
             raise UsageError("a transaction is used once: make another one")
-        self._all.calls.check()
-        self._number = self._all.log.begin()
-        # Of its own: where an append fails, another message takes the seq_id.
-        self._id_high = int.from_bytes(os.urandom(8), "big")
-        self._all.open.add(self)
+        self._begin()
         return self
+
+    def _begin(self) -> None:
+        every = self._all
+        every.lock.check()
+        self._noted = every.log.begin()
+        self._number = self._noted.number
+        # Of its own: where an append fails, another message takes the seq_id.
+        self._id_high = (every.id_high + self._number) & _ID_MASK
+        every.open.add(self)
+        self._is_open = True
 
     def publish(
         self,
@@ -201,8 +239,18 @@ class Transaction:
             >>> with engine.transaction() as tx:
             ...     seq_id = tx.publish("emails", b"welcome")
         """
-        given = (key, headers, properties, ttl, delay, at, unique, window, priority)
-        if type(body) is bytes and given == _BARE:
+        if (
+            type(body) is bytes
+            and key is None
+            and headers is None
+            and properties is None
+            and ttl is None
+            and delay is None
+            and at is None
+            and unique is None
+            and window is None
+            and priority is None
+        ):
             seq = self._publish_body(queue, body)
             if seq >= 0:
                 return seq
@@ -210,15 +258,25 @@ class Transaction:
         due = due_time(delay, at)
         return self._publish(queue, message, ttl, timeout, due, unique, window, until, priority)
 
+    def _new_part(self, parts: QueueParts) -> _Part:
+        part = _Part()
+        part._log = self._all.log
+        part._transaction = self._noted
+        part.parts = parts
+        part.state = parts.state
+        return part
+
     def _publish_body(self, queue: str | Queue, body: bytes) -> int:
         """Publish a body alone; -1 for a queue where that takes more."""
         every = self._checked()
         parts = _parts_of(every, queue)
-        part = _Part(every.log, self._number, self._id_high, parts, 0)
+        part = self._new_part(parts)
+        part._size = len(body)
+        producer = parts.producer
         # First: a close that rolls this back meanwhile finds it.
         self._parts.append(part)
         try:
-            seq = part.publish(body)
+            seq = producer.append_pending(body, self._id_high, part)
         except BaseException:
             self._drop(part)
             raise
@@ -245,7 +303,8 @@ class Transaction:
         with every.calls.here():
             whole = _parts_of(every, queue)
             parts, message = whole.place(message, priority)
-            part = _Part(every.log, self._number, self._id_high, parts, due)
+            part = self._new_part(parts)
+            part._due = due
             self._parts.append(part)
             try:
                 seq = parts.producer.publish_noted(
@@ -262,7 +321,7 @@ class Transaction:
             with suppress(ClosedError):  # it was deleted, and its messages with it
                 part.drop()
         except StoreError:
-            self._all.log.refuse(self._number)  # there is no commit with it
+            self._all.log.end_one(self._noted)  # there is no commit with it
             raise
         self._parts.remove(part)
 
@@ -292,15 +351,16 @@ class Transaction:
             raise refusal_of(delivery)
         if owner.mover is not every.moves:
             raise UsageError(f"the delivery is of queue {owner.name!r} of another engine")
-        self._acks.append((owner, delivery))
+        settler: Settler = owner
+        self._acks.append(delivery)
         try:
-            owner.begin_move(delivery)
+            settler.begin_move(delivery)
         except StoreError:
             self._acks.pop()
             raise
 
     def _checked(self) -> Transactions:
-        if self not in self._all.open:
+        if not self._is_open:
             why = "is over" if self._number else "is used in a with block"
             raise UsageError(f"the transaction {why}")
         return self._all
@@ -315,20 +375,103 @@ class Transaction:
             self._roll_back()
             return
         try:
-            self._commit()
+            self._checked()
+            if self._parts or self._acks:
+                self._commit()
+            else:
+                self._roll_back()
         except BaseException:
             self._roll_back()
             raise
 
     def _commit(self) -> None:
-        every = self._checked()
-        if not (self._parts or self._acks):
-            self._roll_back()
-            return
-        with every.calls.here():
-            every.moves.commit(
-                self._number, self._parts, self._acks, lambda: every.open.discard(self)
-            )
+        """Commit: what was published can be delivered, and the deliveries are acknowledged. Raises
+        :class:`StoreError`; nothing has changed then, or writes are refused from now on."""
+        every, moves = self._all, self._all.moves
+        targets: list[QueueState] = []
+        for part in self._parts:
+            _add(targets, part.state)
+        lock = moves.lock
+        if lock.is_mine():
+            refuse_twice()
+        try:
+            lock.wait_for_it()
+            lock.check()
+            moves.check()
+            if moves.fsync:
+                for state in targets:
+                    state.sync_all()
+            # A close does not roll it back any more: it waits for the lock.
+            self._checked()
+            self._commit_held(targets)
+            if not self._acks:
+                every.log.end_all((self._noted,))
+        finally:
+            lock.let_go()
+        try:
+            if moves.fsync:
+                for part in self._parts:
+                    keys = part.state.keys
+                    if part.then is not None and keys is not None:
+                        keys.sync()
+                moves.settle()
+            moves.settle_later(True, _MOST_UNSETTLED)
+        except StoreError as error:
+            # It is committed, which no error may deny.
+            _log.error("what follows a commit is left for later: %s", error)
+            moves.settle_later(False, _MOST_UNSETTLED)
+
+    def _commit_held(self, targets: list[QueueState]) -> None:
+        """See :meth:`_commit`; the lock of the moves is held. The locks of the queues are taken."""
+        every, moves = self._all, self._all.moves
+        states = targets[:]
+        for delivery in self._acks:
+            _add(states, _owner_of(delivery).state)
+        frame = self._frame(every)
+        locks = _locks_of(states)
+        try:
+            _take_together(locks)
+            for state in states:
+                if state.index.changing:
+                    state.read_again()
+            every.log.note(self._noted, frame)
+            every.open.discard(self)
+            self._is_open = False
+            try:
+                for part in self._parts:
+                    part.admit()
+                for delivery in self._acks:
+                    owner = _owner_of(delivery)
+                    moves.settle_with(
+                        self._noted, owner.letters, [owner.end_move(delivery)], targets
+                    )
+            except StoreError as error:
+                moves.poison.cut_short(error)
+                raise
+        except BaseException as error:
+            if not isinstance(error, StoreError):
+                moves.poison.cut_short(error)
+            raise
+        finally:
+            for lock in locks:
+                lock.let_go()
+
+    def _frame(self, every: Transactions) -> bytes:
+        """Return the frame of the commit."""
+        if len(self._acks) == 1:
+            delivery = self._acks[0]
+            owner = _owner_of(delivery)
+            name = _noted_as(owner.state)[1]
+            return pack_ack(self._number, every.boot, name, delivery.seq_id)
+        acks: list[tuple[str, list[int]]] = []
+        last = None
+        for delivery in self._acks:
+            owner = _owner_of(delivery)
+            if owner is not last:
+                acks.append((owner.name, []))
+                last = owner
+            acks[-1][1].append(delivery.seq_id)
+        return pack_committed(self._number, every.boot, acks)
 
     def _roll_back(self) -> None:
         """Undo all, unless it is decided. A failure leaves it to the next open."""
@@ -336,10 +479,13 @@ class Transaction:
         if self not in every.open:
             return
         every.open.discard(self)
-        every.log.refuse(self._number)
-        for owner, delivery in self._acks:
-            with suppress(StoreError):
-                owner.undo_move(delivery)
+        self._is_open = False
+        every.log.end_one(self._noted)
+        for delivery in self._acks:
+            owner = delivery._queue
+            if isinstance(owner, Settler):
+                with suppress(StoreError):
+                    owner.undo_move(delivery)
         whole = True
         for part in self._parts:
             try:
@@ -352,10 +498,14 @@ class Transaction:
         if not whole:
             return
         if not self._parts:
-            every.log.end([self._number])
+            every.log.end_all((self._noted,))
             return
+        moves = every.moves
         try:
-            every.moves.rolled_back(self._number, self._parts)
+            with moves.lock:
+                for part in self._parts:
+                    moves.settle_with(self._noted, part.parts.letters, [], [])
+            moves.settle_later(True, _MOST_UNSETTLED)
         except StoreError as error:
             _log.error("what follows a rollback is left for later: %s", error)
 
@@ -364,6 +514,67 @@ def _parts_of(every: Transactions, queue: str | Queue) -> QueueParts:
     """Return the parts of a queue of the engine. Raises :class:`UsageError` for any other."""
     if not isinstance(queue, Queue):
         return every.parts_of(queue)
-    if queue._parts.letters.mover is not every.moves:
-        raise UsageError(f"queue {queue.name!r} is of another engine")
-    return queue._parts
+    given: Queue = queue
+    if given._settler.mover is not every.moves:
+        raise UsageError(f"queue {given.name!r} is of another engine")
+    return given._parts
+
+
+def _locks_of(states: Iterable[QueueState]) -> list[PatientLock]:
+    """Return the locks of queues, each once. Raises :class:`UsageError` if the calling thread is in
+    the middle of a call on one of them."""
+    locks: list[PatientLock] = []
+    for state in states:
+        lock = state.lock
+        if lock.is_mine():
+            refuse_twice()
+        _add(locks, lock)
+    return locks
+
+
+def _add(to: list[Any], one: object) -> None:
+    """Append an object, unless it is there."""
+    for other in to:
+        if other is one:
+            break
+    else:
+        to.append(one)
+
+
+def _owner_of(delivery: Delivery) -> Settler:
+    """Return the queue of a delivery that is marked as being moved."""
+    owner = delivery._queue
+    assert isinstance(owner, Settler)
+    return owner
+
+
+def _noted_as(state: QueueState) -> tuple[bytes, bytes]:
+    """Return the name of a queue, as frames have it."""
+    if state.noted_as is None:
+        state.noted_as = pack_name(state.name)
+    return state.noted_as
+
+
+def _take_together(locks: list[PatientLock]) -> None:
+    """Take all of these locks. One of them is waited for, with none held; the others are tried, and
+    all are released before another one is waited for. Raises as a queue that is closed."""
+    first = _try_all(locks, -1)
+    while first >= 0:
+        for lock in locks:
+            lock.let_go()
+        locks[first].__enter__()
+        first = _try_all(locks, first)
+
+
+def _try_all(locks: list[PatientLock], held: int) -> int:
+    """Take all locks but one, which is held, if any is. Return the first that is not free, -1 if
+    all are taken."""
+    for at in range(len(locks)):
+        lock = locks[at]
+        if at != held:
+            # One may be taken in its turn; the others are tried while that one is held.
+            is_only = held < 0 and not at
+            if not (lock.take() if is_only else lock.acquire(False)):
+                return at
+            lock.check()
+    return -1

@@ -11,16 +11,19 @@ them are committed.
     [number, queue, first seq_id, [message id, ...]]       published, before it is in the queue
     [number, boot id, [[queue, [seq_id, ...]], ...]]       committed, with what it acknowledges
 
-Integers are big-endian. A transaction without a frame of its commit never happened. The last frame
-may be torn by a crash: what it was to announce had not begun. Any other frame whose checksum is
-wrong is damaged. Where there is one, no transaction is taken for uncommitted: a message too many is
-better than one too few.
+Integers are big-endian. The number is written as a msgpack uint 64, whatever it is, and any integer
+is read. Zeros may follow the last frame: the file is extended ahead of need.
+
+A transaction without a frame of its commit never happened. The last frame may be torn by a crash:
+what it was to announce had not begun. Any other frame whose checksum is wrong is damaged. Where
+there is one, no transaction is taken for uncommitted: a message too many is better than one too
+few.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -29,6 +32,7 @@ import msgpack
 from xxhash import xxh3_64_digest
 
 from journal.findings import Cause, Finding, Kind
+from journal.memory import words
 from journal.packed import unpack
 from journal.schema import Bytes, Int, ListOf, Row, Text, check
 from qindex.format.layout import MAX_NAME_BYTES
@@ -36,6 +40,18 @@ from qindex.format.priorities import LOW, SHIFT
 
 _HEAD = struct.Struct(">I8s")
 _END = b"\xff"
+_PUBLISHES, _COMMITS = b"\x94\xcf", b"\x93\xcf"
+"""A list, and the type of its first item, the number."""
+_LENGTH = struct.Struct(">I")
+_NUMBER_OF = struct.Struct(">14xQ")
+"""The number in a frame that was written here."""
+_AROUND = _HEAD.size + 1
+"""Bytes of a frame beside what it holds."""
+_UINT64 = b"\xcf"
+_ONE_ID = b"\x91\xc4\x10"
+"""A list of one item, of 16 bytes."""
+_ONE_ACK, _ONE_SEQ = b"\x91\x92", b"\x91\xcf"
+"""A list of one item, a list of a name and of a list of one item, a seq_id."""
 _NUMBER = Int(0, (1 << 64) - 1)
 _NAME = Text(MAX_NAME_BYTES, least=1)
 _SEQ = Int(0, (1 << 63) - 1)
@@ -66,18 +82,43 @@ class Noted:
     acks: Acks = field(default_factory=list)
 
 
-def pack_published(number: int, queue: str, first: int, ids: list[bytes]) -> bytes:
-    """Return the frame of messages that a transaction is about to publish."""
-    return _frame(_pack((number, queue, first, ids)))
+def pack_name(queue: str) -> tuple[bytes, bytes]:
+    """Return the name of a queue as :func:`pack_published` and :func:`pack_ack` take it."""
+    name = _pack(queue)
+    return name + _UINT64, _ONE_ACK + name + _ONE_SEQ
+
+
+def pack_boot(boot: bytes) -> bytes:
+    """Return the name of a run of the operating system as :func:`pack_committed` takes it."""
+    packed: bytes = _pack(boot)
+    return packed
+
+
+def pack_published(number: int, name: bytes, seq_id: int, msg_id: bytes) -> bytes:
+    """Return the frame of a message that a transaction is about to publish."""
+    return words.join_frame(_PUBLISHES, number, name, seq_id, _ONE_ID, msg_id)
+
+
+def pack_ack(number: int, boot: bytes, name: bytes, seq_id: int) -> bytes:
+    """Return the frame of a commit that acknowledges one message."""
+    return words.join_frame(_COMMITS, number, boot + name, seq_id, b"", b"")
 
 
 def pack_committed(number: int, boot: bytes, acks: Acks) -> bytes:
-    """Return the frame of a commit."""
-    return _frame(_pack((number, boot, acks)))
-
-
-def _frame(packed: bytes) -> bytes:
+    """Return the frame of any commit."""
+    packed: bytes = _COMMITS + number.to_bytes(8, "big") + boot + _pack(acks)
     return _HEAD.pack(len(packed), xxh3_64_digest(packed)) + packed + _END
+
+
+def frames_of(data: bytes, numbers: Container[int]) -> bytes:
+    """Return the frames of these transactions among sound ones, all made here."""
+    kept, at = [], 0
+    while at < len(data):
+        end = at + _AROUND + _LENGTH.unpack_from(data, at)[0]
+        if _NUMBER_OF.unpack_from(data, at)[0] in numbers:
+            kept.append(data[at:end])
+        at = end
+    return b"".join(kept)
 
 
 def read_transactions(data: bytes) -> tuple[dict[int, Noted], list[int]]:
@@ -130,6 +171,7 @@ def _pending(data: bytes) -> dict[tuple[str, int], list[int]]:
 
 def _values(data: bytes) -> Iterator[tuple[int, list[Any] | None]]:
     """Yield offset and content of each frame; None for a damaged one. O(n) without damage."""
+    data = data.rstrip(b"\0")
     at = 0
     while at + _HEAD.size < len(data):
         packed, end = _frame_at(data, at)

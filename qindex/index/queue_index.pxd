@@ -30,8 +30,11 @@ cdef class QueueIndex(IndexReader):
     cpdef void handed_out(self) noexcept
     @cython.locals(segment=Segment)
     cpdef int pend(self, Py_ssize_t seq) except -1
-    @cython.locals(segment=Segment)
+    @cython.locals(segment=Segment, rel=Py_ssize_t)
     cpdef int admit(self, Py_ssize_t seq) except -1
+    @cython.locals(segment=Segment, rel=Py_ssize_t)
+    cpdef bint begin_move(self, Py_ssize_t seq) except -1
+    cpdef int count_moved(self, Py_ssize_t count) except -1
     @cython.locals(segment=Segment, rel=Py_ssize_t)
     cpdef int hold(self, Py_ssize_t seq) except -1
     @cython.locals(segment=Segment, rel=Py_ssize_t, journal=Journal)

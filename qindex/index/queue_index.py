@@ -451,7 +451,7 @@ class QueueIndex(IndexReader):
 
     def pend(self, seq: int) -> None:
         """Keep an entry that was just published from all readers. The journal is not concerned."""
-        segment = self.segment_of(seq)
+        segment = self.tail
         self.changing += 1
         segment.states[seq - segment.base] = PENDING
         self.pending += 1
@@ -459,18 +459,30 @@ class QueueIndex(IndexReader):
 
     def admit(self, seq: int) -> None:
         """Make an entry ready whose transaction is committed."""
-        segment = self.segment_of(seq)
+        segment = self.tail
+        rel = seq - segment.base
+        if not 0 <= rel < len(segment.states):
+            segment = self.segment_of(seq)
+            rel = seq - segment.base
         self.changing += 1
-        segment.states[seq - segment.base] = PUBLISHED
+        segment.states[rel] = PUBLISHED
         self.pending -= 1
         self.changing -= 1
 
     # -- move -----------------------------------------------------------------------------------
 
-    def begin_move(self, seq: int) -> None:
-        """Mark an entry that is out as being moved to another queue."""
-        segment = self.segment_of(seq)
-        segment.states[seq - segment.base] = MOVING
+    def begin_move(self, seq: int) -> bool:
+        """Mark an entry that is out as being moved to another queue. Return False, changing
+        nothing, if it is not out."""
+        segment = self.recent
+        rel = seq - segment.base
+        if not 0 <= rel < len(segment.states):
+            segment = self.recent = self.segment_of(seq)
+            rel = seq - segment.base
+        if segment.states[rel] != OUT:
+            return False
+        segment.states[rel] = MOVING
+        return True
 
     def undo_move(self, seq: int) -> None:
         """Mark an entry that was being moved as out."""

@@ -338,23 +338,16 @@ class DeadLetters:
             if not dropped:
                 given = (one.reason for one in letters if one.target is None)
                 self.state.tally.moved.update(given)
-            self.count_moved([one.seq_id for one in letters])
-
-    def count_moved(self, seqs: Sequence[int]) -> None:
-        """Count messages as gone that are acknowledged later, by :meth:`end_moved`. Lock held."""
-        state = self.state
-        state.index.count_moved(len(seqs))
-        for seq in seqs:
-            state.leases.drop(seq)
-        if state.settled.waiting:
-            state.settled.notify_all()
+            for one in letters:
+                self.state.count_moved(one.seq_id)
 
     def end_moved(self, seqs: Sequence[int]) -> None:
         """Acknowledge messages that were moved. Raises :class:`ClosedError`."""
         state = self.state
         with state.lock, state, state.index.poison.whole():
             state.index.end_move(np.array(seqs, np.int64))
-            state.forget(seqs)
+            if state.nacked_at or state.settled.waiting or state.stored_out:
+                state.forget(seqs)
 
     def drop_moved(self, seqs: Sequence[int]) -> None:
         """Acknowledge messages that a run before this one has moved."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,12 +27,3 @@ class Notes(Protocol):
 
     def after(self) -> None:
         """They have them."""
-
-
-class Later(Notes, Protocol):
-    """Notes of a message that counts later. ``then`` is called when it does."""
-
-    then: Callable[[], None] | None
-
-    def announce(self, first: int, ids: list[bytes]) -> None:
-        """:meth:`before`, of messages with these ids."""

@@ -556,9 +556,9 @@ class PrioritySettler(Settler):
         first = parts.level(0)
         self.name: str = first.state.name
         self.outstanding: Outstanding = first.settler.outstanding
-        self._state = first.state
+        self.state = first.state
         self._flusher = first.flusher
-        self._letters = first.letters
+        self.letters = first.letters
         self.mover: Mover = first.letters.mover
         self._parts = parts
 
@@ -591,11 +591,11 @@ class PrioritySettler(Settler):
             for settler, listed in groups.items():
                 settler.ack_many(listed, waits=waits)
             return
-        state = self._state
+        state = self.state
         state.check_sync()
         with state.lock, ExitStack() as stack:
             for settler in groups:
-                stack.enter_context(settler._state)
+                stack.enter_context(settler.state)
             found = [
                 (settler, settler.outstanding.seq_ids_of(listed))
                 for settler, listed in groups.items()
@@ -605,7 +605,7 @@ class PrioritySettler(Settler):
                 settler._flusher.tick(waits)
         if waits and state.sync_each:
             for settler in groups:
-                settler._state.sync_journal()
+                settler.state.sync_journal()
 
     def ack_up_to(self, seq_id: int, *, waits: bool = True) -> int:
         """See :meth:`qindex.queue.queue.Queue.ack_up_to`: of the priority of this seq_id."""

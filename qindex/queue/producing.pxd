@@ -14,6 +14,13 @@ from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState
 
 
+cdef class Later:
+    cdef public object then
+
+    cpdef int announce(self, Py_ssize_t seq, bytes msg_id) except -1
+    cpdef int after(self) except -1
+
+
 cdef class Producer:
     cdef public QueueState state
     cdef public Flusher _flusher
@@ -33,9 +40,11 @@ cdef class Producer:
         object ttl=*, object persistent=*, bint confirm=*, object timeout=*, object delay=*,
         object at=*, object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
-    @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t)
+    @cython.locals(
+        state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t, record=bytes
+    )
     cpdef Py_ssize_t append_pending(
-        self, bytes body, uint64_t id_high, object notes
+        self, bytes body, uint64_t id_high, Later notes
     ) except? -1
     cpdef int64_t expiry(self, object ttl) except -1
     @cython.locals(state=QueueState, room=Py_ssize_t, middle=bytes)

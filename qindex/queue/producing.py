@@ -48,7 +48,7 @@ from qindex.index.seq_ids import RESERVE
 from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
-from qindex.queue.prepared_message import Later, Notes, Prepared
+from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
 from qindex.queue.unique_keys import Taking
@@ -60,13 +60,33 @@ MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Producer.reserve` takes: a segment has room beside them."""
 MAX_DEPTH = 64
 """Levels of lists and maps in a value of a header: RabbitMQ's nodes and JSON libraries recurse."""
-_ID = slice(8, 24)
-"""The message id in a publish record."""
 _CONTAINERS = frozenset((dict, list, tuple))
 _NO_TABLE: Mapping[str, Any] = {}
 _SHARED_BELOW = 4096
 """Message records of at least so many bytes go to the message store when several queues share them:
 to embed a record costs each queue its bytes twice, in the journal and in a segment."""
+
+
+class Later:
+    """Notes of a message that counts later. ``then`` is called when it does."""
+
+    __slots__ = ("then",)
+
+    def __init__(self) -> None:
+        self.then: Callable[[], None] | None = None
+
+    def before(self, first: int, items: Sequence[Prepared]) -> None:
+        """See :meth:`qindex.queue.prepared_message.Notes.before`; of one message."""
+        (item,) = items
+        self.announce(first, item.msg_id)
+
+    def announce(self, seq: int, msg_id: bytes) -> None:
+        """:meth:`before`, of a message with this id."""
+        raise NotImplementedError
+
+    def after(self) -> None:
+        """See :meth:`qindex.queue.prepared_message.Notes.after`."""
+        raise NotImplementedError
 
 
 class Producer:
@@ -289,9 +309,9 @@ class Producer:
         return self._publish_all([message], ttl, True, False, timeout, 0, waits, notes).start
 
     def append_pending(self, body: bytes, id_high: int, notes: Later) -> int:
-        """Append a plain message of a transaction, which ``notes`` keep from all reads, and return
-        its seq_id; -1 for a message of another kind. ``id_high``, the start of the message's id,
-        is the transaction's own: where an append fails, another message has the seq_id. Raises as
+        """Append a plain message of a transaction, of which ``notes`` are taken, and return its
+        seq_id; -1 for a message of another kind. ``id_high``, the start of the message's id, is the
+        transaction's own: where an append fails, another message has the seq_id. Raises as
         :meth:`publish`."""
         state = self.state
         if len(body) > state.most_plain:
@@ -304,7 +324,7 @@ class Producer:
             index = state.index
             seq = index.next_seq
             record = plain_record(seq, id_high, body, words.now_ns())
-            notes.announce(seq, [record[_ID]])
+            notes.announce(seq, record[8:24])
             try:
                 index.append(record)
                 notes.after()

@@ -10,10 +10,14 @@ from qindex.queue.state cimport QueueState
 
 cdef class Settler:
     cdef public object name, outstanding
-    cdef public QueueState _state
+    cdef public QueueState state
     cdef public Flusher _flusher
-    cdef public object _letters, mover
+    cdef public object letters, mover
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, given=Delivery,
                    seq=Py_ssize_t, synced=bint)
     cpdef int ack(self, object delivery, bint waits=*) except -1
+    @cython.locals(state=QueueState, lock=PatientLock)
+    cpdef int begin_move(self, Delivery delivery) except -1
+    @cython.locals(state=QueueState, seq=Py_ssize_t)
+    cpdef Py_ssize_t end_move(self, Delivery delivery) except -1

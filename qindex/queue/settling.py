@@ -47,10 +47,10 @@ class Settler:
         letters: DeadLetters,
     ) -> None:
         self.name: str = state.name
-        self._state = state
+        self.state = state
         self._flusher = flusher
         self.outstanding = outstanding
-        self._letters = letters
+        self.letters = letters
         self.mover: Mover = letters.mover
         outstanding.owner = self
 
@@ -58,7 +58,7 @@ class Settler:
 
     def ack(self, delivery: Delivery, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.ack`."""
-        state, outstanding = self._state, self.outstanding
+        state, outstanding = self.state, self.outstanding
         lock = state.lock
         synced = waits and state.sync_each
         if lock.is_mine() or (synced and state.is_syncing_here()):
@@ -101,11 +101,11 @@ class Settler:
         """See :meth:`qindex.queue.queue.Queue.ack_up_to`."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
-        return self._acknowledge(lambda: self._state.index.outstanding_up_to(seq_id), waits)
+        return self._acknowledge(lambda: self.state.index.outstanding_up_to(seq_id), waits)
 
     def _acknowledge(self, find: Callable[[], Seqs], waits: bool) -> int:
         """Acknowledge the entries that ``find`` gives under the lock; gives how many."""
-        state = self._state
+        state = self.state
         state.check_sync()
         with state.lock, state:
             seqs = find()
@@ -128,25 +128,41 @@ class Settler:
 
     def begin_move(self, delivery: Delivery) -> None:
         """Mark a delivery, so that nothing else can settle it. Raises as :meth:`ack`."""
-        with self._state.lock, self._state as state:
-            self.outstanding.seq_ids_of([delivery])
-            state.index.begin_move(delivery.seq_id - state.base)
+        state = self.state
+        lock = state.lock
+        if lock.is_mine():
+            refuse_twice()
+        try:
+            state.take()
+            if delivery._queue is not self:
+                raise self.outstanding.not_ours(delivery)
+            if state.nacked_at:
+                self.outstanding.check_taken(delivery)
+            if not state.index.begin_move(delivery.seq_id - state.base):
+                raise self.outstanding.not_ours(delivery)
+            lock.release()
+        except BaseException as error:
+            try:
+                state.leave(error)
+            finally:
+                lock.let_go()  # a signal's handler may have raised as leave began
+            raise
 
     def undo_move(self, delivery: Delivery) -> None:
         """Let a delivery be with its consumer as before."""
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             seq = delivery.seq_id - state.base
             if state.index.state_of(seq) == MOVING:
                 state.index.undo_move(seq)
 
-    def end_move(self, deliveries: Sequence[Delivery]) -> tuple[DeadLetters, list[int]]:
-        """Count marked deliveries as acknowledged, and return what is to be acknowledged later.
-        Lock held."""
-        seqs = [one.seq_id - self._state.base for one in deliveries]
-        self._letters.count_moved(seqs)
-        for one in deliveries:
-            one._queue = None
-        return self._letters, seqs
+    def end_move(self, delivery: Delivery) -> int:
+        """Count a marked delivery as acknowledged, and return which entry is to be acknowledged
+        later. Lock held."""
+        state = self.state
+        seq = delivery.seq_id - state.base
+        state.count_moved(seq)
+        delivery._queue = None
+        return seq
 
     # -- given back -----------------------------------------------------------------------------
 
@@ -159,22 +175,22 @@ class Settler:
     ) -> None:
         """See :meth:`qindex.queue.queue.Queue.nack`."""
         self._take_back(delivery, delay, count)
-        state = self._state
+        state = self.state
         if waits and state.sync_each and delay and state.later is not None:
             state.later.sync()
-        self._letters.move_waiting(waits)
+        self.letters.move_waiting(waits)
 
     def reject(self, delivery: Delivery, reason: str | None = None, *, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.reject`."""
         if reason is not None and not isinstance(reason, str):
             raise UsageError(f"a reason is a str, not {reason!r}")
-        state = self._state
+        state = self.state
         if state.settings.dead_letter is None:
             self.ack(delivery, waits=waits)
             with state.lock.anyway:
                 state.tally.given_up["rejected"] += 1
         else:
-            failure = self._letters.reject([delivery], waits=waits, cause=reason or "")[0]
+            failure = self.letters.reject([delivery], waits=waits, cause=reason or "")[0]
             if failure is not None:
                 raise failure
 
@@ -195,9 +211,7 @@ class Settler:
             isinstance(headers, Mapping) and all(isinstance(name, str) for name in headers)
         ):
             raise UsageError("headers must be a mapping with str keys")
-        failure = self._letters.move_to(
-            delivery, queue, headers, due_time(delay, None), waits=waits
-        )
+        failure = self.letters.move_to(delivery, queue, headers, due_time(delay, None), waits=waits)
         if failure is not None:
             raise failure
 
@@ -205,7 +219,7 @@ class Settler:
         self, delivery: Delivery, delay: float | None = None, counts: bool = True
     ) -> None:
         due = due_time(delay, None)
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             self.outstanding.seq_ids_of([delivery])
             seq = delivery.seq_id - state.base
             count = delivery.delivery_count - (not counts)
@@ -222,10 +236,10 @@ class Settler:
         """Return when a message that has failed is due again. Lock held."""
         due = now_us() + int(pause_before(backoff, count) * 1e6)
         try:
-            self._state.delays().note(seq, due)
+            self.state.delays().note(seq, due)
         except StorageError as error:
             _log.warning("%s; after a crash the message is due at once", error)
-            if self._state.later is None:
+            if self.state.later is None:
                 return 0
         return due
 
@@ -233,7 +247,7 @@ class Settler:
         """See :meth:`qindex.queue.queue.Queue.cancel`."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
-        state = self._state
+        state = self.state
         state.check_sync()
         with state.lock, state:
             index = state.index
@@ -246,10 +260,10 @@ class Settler:
             body, extra = index.read_held(seq_id)
             if isinstance(extra, int):
                 extra = make_entry(b"", 0, len(body), Message(body, timestamp=extra))
-            entry = self._letters.reader.with_message(extra)
+            entry = self.letters.reader.with_message(extra)
             later = state.later if index.is_held(seq_id) else None
             index.ahead.unread(seq_id)
-            self._letters.reader.drop(seq_id, entry)
+            self.letters.reader.drop(seq_id, entry)
             if later is not None and entry.message is not None:
                 later.cancelled(seq_id, due_of(entry.message.headers))
             self._flusher.tick(waits)
@@ -261,7 +275,7 @@ class Settler:
         """Reject messages, or requeue them (true), in a queue with a dead-letter queue: all that go
         there do so together. Gives what :meth:`reject` or :meth:`nack` raises for each."""
         rejected = [delivery for delivery, requeue in asked if not requeue]
-        failures = iter(self._letters.reject(rejected, waits=True) if rejected else ())
+        failures = iter(self.letters.reject(rejected, waits=True) if rejected else ())
         found: list[StoreError | None] = []
         for delivery, requeue in asked:
             if not requeue:
@@ -273,7 +287,7 @@ class Settler:
                 found.append(error)
             else:
                 found.append(None)
-        self._letters.move_waiting(True)
+        self.letters.move_waiting(True)
         return found
 
     def come_back(
@@ -288,14 +302,14 @@ class Settler:
         """Take a message back that was with a consumer, for the ``count``-th time; it is delivered
         again once it is ``due``. Without ``counts`` its last delivery is not among these, and its
         limit does not matter. Lock held."""
-        state = self._state
+        state = self.state
         state.leases.drop(seq)
         if state.counts is not None:
             state.counts.forgiven.discard(seq)
         if counts and state.delivery_limit and count >= state.delivery_limit:
             message = Message(body, timestamp=extra) if isinstance(extra, int) else extra.message
             assert message is not None
-            self._letters.part_with(seq, message, "limit")
+            self.letters.part_with(seq, message, "limit")
             state.tally.given_up["limit"] += 1
         else:
             index = state.index
@@ -319,7 +333,7 @@ class Settler:
 
     def forgive(self, deliveries: Iterable[Delivery]) -> None:
         """Let these deliveries not count towards the ``delivery_limit``, also after a crash."""
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             counts = state.counts
             if counts is None:
                 return
@@ -332,7 +346,7 @@ class Settler:
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
         """Take back those of these that are not settled, each to its place; they do not count."""
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             for delivery in deliveries:
                 if not delivery.settled:
                     seq, before = delivery.seq_id - state.base, delivery.delivery_count - 1
@@ -343,7 +357,7 @@ class Settler:
 
     def lend(self, delivery: Delivery, count: int, seconds: float, holder: Delivery | None) -> None:
         """Begin the lease of a delivery. Lock held."""
-        state = self._state
+        state = self.state
         seq = delivery.seq_id
         ends = monotonic() + seconds
         state.leases.add(Lease(ends, seq, delivery.body, delivery._extra, count, holder))
@@ -353,7 +367,7 @@ class Settler:
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """See :meth:`qindex.queue.queue.Queue.extend_lease`."""
         ends = monotonic() + check_lease(seconds)
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             self.outstanding.seq_ids_of([delivery])
             seq = delivery.seq_id - state.base
             there = state.leases.end_of(seq)
@@ -369,29 +383,29 @@ class Settler:
 
     def on_alarm(self) -> None:
         """End the leases whose time is up. The engine's timer calls it."""
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             now = monotonic()
             for lease in state.leases.due(now):
                 self._end_lease(lease, now)
             following = state.leases.next_end()
             if following is not None:
                 state.alarm.set(self, following)
-        self._letters.move_waiting(True)
+        self.letters.move_waiting(True)
 
     def _end_lease(self, lease: Lease, now: float) -> None:
         seq = lease.seq_id
-        state = self._state.index.state_of(seq)
+        state = self.state.index.state_of(seq)
         if state == MOVING:
             # It is being rejected just now. If that fails, its lease goes on.
             lease.ends = now + _RETRY
-            self._state.leases.add(lease)
+            self.state.leases.add(lease)
         elif state == OUT:
             if lease.delivery is not None:
                 lease.delivery._queue = LAPSED
-            settings = self._state.settings
-            is_last = 0 < self._state.delivery_limit <= lease.count
+            settings = self.state.settings
+            is_last = 0 < self.state.delivery_limit <= lease.count
             due = 0
             if settings.backoff is not None and not is_last:
                 due = self._back_off(seq, settings.backoff, lease.count)
             self.come_back(seq, lease.body, lease.extra, lease.count, due)
-            self._state.lapsed_at[seq] = self._state.index.nacks
+            self.state.lapsed_at[seq] = self.state.index.nacks

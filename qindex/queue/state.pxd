@@ -1,6 +1,6 @@
 # Types for the names of state.py.
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from journal.locks.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
@@ -18,7 +18,7 @@ cdef class QueueState:
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public bytes middle
-    cdef public tuple tails
+    cdef public tuple noted_as, tails
     cdef public Bell arrived, settled
     cdef public object alarm, calls, counts, flushed, flushing, keys, leases, levels, limits
     cdef public DueTimes later
@@ -27,3 +27,6 @@ cdef class QueueState:
     @cython.locals(lock=PatientLock)
     cpdef int take(self) except -1
     cpdef int leave(self, error) except -1
+    @cython.locals(index=QueueIndex)
+    cpdef int admit(self, Py_ssize_t seq, int64_t due) except -1
+    cpdef int count_moved(self, Py_ssize_t seq) except -1

@@ -75,6 +75,7 @@ class QueueState:
         "most_plain",
         "nacked_at",
         "name",
+        "noted_as",
         "options",
         "properties",
         "returns",
@@ -105,6 +106,8 @@ class QueueState:
         """``priority``: of this level of a priority queue; ``beside``: its level of priority 0,
         whose lock, bells and limits this one shares."""
         self.name: str = name
+        # The name in the frames of transactions; None until there is one.
+        self.noted_as: tuple[bytes, bytes] | None = None
         # The engine is closing, and messages that are out may still be settled.
         self.draining: bool = False
         self.index: QueueIndex = index
@@ -424,16 +427,16 @@ class QueueState:
         index.admit(seq)
         if due:
             self.delays().hold(seq, due)
-            return
-        if seq < index.ahead.next_fetch:
-            try:
-                self.give_back(seq, *index.read_held(seq))
-            except StoreError:
-                # Whoever comes to it next is told why.
-                self.rewind()
-                index.ahead.forget(min(seq, index.ahead.next_fetch))
-        if self.arrived.waiting:
-            self.arrived.notify()
+        else:
+            if seq < index.ahead.next_fetch:
+                try:
+                    self.give_back(seq, *index.read_held(seq))
+                except StoreError:
+                    # Whoever comes to it next is told why.
+                    self.rewind()
+                    index.ahead.forget(min(seq, index.ahead.next_fetch))
+            if self.arrived.waiting:
+                self.arrived.notify()
 
     def rewind(self) -> None:
         """Forget what was read ahead; it is read again. Lock held."""
@@ -456,6 +459,14 @@ class QueueState:
             limits.bytes -= size
             if limits.overflow == "block":
                 self.room.notify_all()
+
+    def count_moved(self, seq: int) -> None:
+        """Count a message as gone that is acknowledged later. Lock held."""
+        self.index.count_moved(1)
+        if self.nacked_at:
+            self.leases.drop(seq)
+        if self.settled.waiting:
+            self.settled.notify_all()
 
     def forget(self, seqs: Iterable[int]) -> None:
         """Drop what was noted of entries that are acknowledged, take their references from the

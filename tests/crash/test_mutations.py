@@ -26,6 +26,7 @@ from journal.locks.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
 from qindex.engine import transactions
+from qindex.engine.transaction_log import TransactionLog
 from qindex.format.transactions import pack_committed
 from qindex.index.flush import FlushPlan
 from qindex.index.queue_index import QueueIndex
@@ -306,14 +307,20 @@ _TRANSACTED_DURABLY = Workload(
 
 def _not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a transaction publishes is not noted before."""
-    monkeypatch.setattr(transactions._Part, "announce", lambda *_: None)
+    note = TransactionLog.note
+    monkeypatch.setattr(transactions, "pack_published", lambda *_: b"")
+    monkeypatch.setattr(TransactionLog, "note", lambda log, *one: one[1] and note(log, *one))
 
 
 def _commit_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is noted without what it acknowledges."""
     monkeypatch.setattr(
-        "qindex.engine.moves.pack_committed",
+        "qindex.engine.transactions.pack_committed",
         lambda number, boot, acks: pack_committed(number, boot, []),
+    )
+    monkeypatch.setattr(
+        "qindex.engine.transactions.pack_ack",
+        lambda number, boot, *ack: pack_committed(number, boot, []),
     )
 
 

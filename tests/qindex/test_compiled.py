@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import setuptools
@@ -26,6 +27,17 @@ from qindex._pyinstaller import hook_dirs
 from qindex.format.message_record import row_sums, seal_embedded
 from qindex.format.plain_record import CHECK_START, plain_parts
 from qindex.format.publish_records import plain_batch, plain_record
+from qindex.format.transactions import (
+    Noted,
+    Published,
+    frames_of,
+    pack_ack,
+    pack_boot,
+    pack_committed,
+    pack_name,
+    pack_published,
+    read_transactions,
+)
 from qindex.queue.producing import Producer
 
 ROOT = Path(compiled.__file__).parent.parent
@@ -99,6 +111,27 @@ def test_a_batch_is_what_single_records_are(size: int) -> None:
     head = head[:CHECK_START] + bytes(8) + head[CHECK_START + 8 :]
     rows = words.join_rows(head, 1 << 40, bodies, size, CHECK_START)
     assert bytes(rows) == bytes(block)
+
+
+def test_frames_of_transactions_are_what_the_primitives_make() -> None:
+    number, seq, msg_id, boot = (1 << 64) - 3, 1 << 50, os.urandom(16), b"b" * 36
+    for queue in ("q", "\N{SNOWMAN}" * 60):
+        packed = msgpack.packb(queue)
+        before_seq, before_ack = pack_name(queue)
+        published = pack_published(number, before_seq, seq, msg_id)
+        assert published == words.join_frame(
+            b"\x94\xcf", number, packed + b"\xcf", seq, b"\x91\xc4\x10", msg_id
+        )
+        one = pack_ack(number, pack_boot(boot), before_ack, seq)
+        any_of_it = pack_committed(number, pack_boot(boot), [(queue, [seq])])
+        none = pack_committed(5, pack_boot(b""), [])
+        assert len(one) == len(any_of_it)
+        for commit in (one, any_of_it):
+            found, damaged = read_transactions(published + commit + none + bytes(50))
+            assert damaged == []
+            assert found[number] == Noted([Published(queue, seq, [msg_id])], boot, [(queue, [seq])])
+            assert found[5] == Noted([], b"", [])
+            assert frames_of(published + none + commit, {number}) == published + commit
 
 
 def test_the_sums_of_rows_are_those_of_each() -> None:

@@ -311,6 +311,7 @@ def test_a_damaged_file_loses_no_message(tmp_path: Path) -> None:
     data = (store / "qindex.transactions").read_bytes()
     found, damaged = read_transactions(data)
     assert (len(found), damaged) == (2, [])
+    data = data[: len(data.rstrip(b"\0")) + 20]
     for at in range(0, len(data), by_tier(quick=17, all=3, nightly=1)):
         one = copy_live(store, tmp_path / f"{at}")
         flipped = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
@@ -324,7 +325,9 @@ def test_a_damaged_file_loses_no_message(tmp_path: Path) -> None:
         assert qindex.verify(one).damage == []
 
 
-def test_a_full_disk_undoes_it(tmp_path: Path) -> None:
+def test_a_full_disk_undoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qindex.engine.transaction_log._ROOM", 1)  # each frame asks for room
+    monkeypatch.setattr("qindex.engine.transaction_log._MOST_ROOM", 1)
     fs = FaultyFileSystem()
     with open_quietly(tmp_path, fs=fs) as engine:
         queue = engine.queue("q")
@@ -453,7 +456,8 @@ def test_a_delivery_of_a_transaction_is_not_moved(tmp_path: Path) -> None:
 
 
 def test_the_file_holds_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qindex.engine.transaction_log._SHORTEN_FROM", 4096)
+    monkeypatch.setattr("qindex.engine.transaction_log._SHORTEN_FROM", 2048)
+    monkeypatch.setattr("qindex.engine.transaction_log._ROOM", 1024)
     path = tmp_path / "store" / "qindex.transactions"
     with qindex.open(tmp_path / "store") as engine:
         with engine.transaction() as tx:
