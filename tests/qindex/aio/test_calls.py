@@ -36,7 +36,7 @@ def public(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("plain", "twin", "extra"),
     [
-        (qindex.Queue, qindex.aio.Queue, set()),
+        (qindex.Queue, qindex.aio.Queue, {"directory"}),
         (qindex.Engine, qindex.aio.Engine, {"options"}),
         (qindex.Delivery, qindex.aio.Delivery, set()),
     ],
