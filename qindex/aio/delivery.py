@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.queue import delivery as plain
+
+T = TypeVar("T")
 
 
 class Settling(Protocol):
@@ -84,6 +86,16 @@ class Delivery:
     def priority(self) -> int:
         """Its priority; 0 in a queue without priorities."""
         return self._plain.priority
+
+    @property
+    def value(self) -> Any:
+        """The value that was published; see :attr:`qindex.queue.delivery.Delivery.value`."""
+        return self._plain.value
+
+    def value_as(self, kind: type[T]) -> T:
+        """Return the value as a dataclass or a pydantic model; see
+        :meth:`qindex.queue.delivery.Delivery.value_as`."""
+        return self._plain.value_as(kind)
 
     @property
     def timestamp(self) -> Nanoseconds:

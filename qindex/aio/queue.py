@@ -17,6 +17,7 @@ from qindex.aio.waiting import Waiter, with_room
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
 from qindex.format.unique import Until
+from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
@@ -78,7 +79,7 @@ class Queue:
 
     async def publish(
         self,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -104,6 +105,10 @@ class Queue:
         """
         # Nothing here is captured by a function made on the way, such as a lambda: each name would
         # be an object more for each of thousands of calls that wait, for the collector to look at.
+        coder = self._queue._coder
+        given: Any = body
+        if coder is not None:
+            given, properties = coder.encode(body, properties)
         durable = confirm or self._sync_each
         if (
             durable
@@ -116,21 +121,21 @@ class Queue:
             and unique is None
             and priority is None
             and persistent is True
-            and body.__class__ is bytes
-            and len(body) <= self._state.most_plain
-            and len(body) <= _ON_LOOP
+            and given.__class__ is bytes
+            and len(given) <= self._state.most_plain
+            and len(given) <= _ON_LOOP
         ):
             # Such a message waits for no room. Those of one turn of the loop are appended together.
-            seq = await self._ports.here().publish(self._queue, body)
+            seq = await self._ports.here().publish(self._queue, given)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
             return seq
         if self._noting:
             self._ports.here().append(self._queue)
-        if isinstance(body, Message) and unique is None:
+        if isinstance(given, Message) and unique is None:
             refuse_parts(key, headers, properties)
-            given = await self.publish_many(
-                [body],
+            seqs = await self.publish_many(
+                [given],
                 ttl=ttl,
                 persistent=persistent,
                 confirm=confirm,
@@ -139,18 +144,18 @@ class Queue:
                 at=at,
                 priority=priority,
             )
-            return given.start
-        if body.__class__ is not bytes and not isinstance(body, Message):
-            body = as_bytes(body)
+            return seqs.start
+        if given.__class__ is not bytes and not isinstance(given, Message):
+            given = as_bytes(given)
         append = self._publish
         if priority is not None:
             append = partial(self._producer.publish_at, priority)
-        large = len(body.body if isinstance(body, Message) else body) > _ON_LOOP
+        large = len(given.body if isinstance(given, Message) else given) > _ON_LOOP
         seq = -1
         if not large:
             try:
                 seq = append(
-                    body,
+                    given,
                     key,
                     headers,
                     properties,
@@ -168,7 +173,7 @@ class Queue:
         if seq < 0:
             publish = partial(
                 append,
-                body,
+                given,
                 key,
                 headers,
                 properties,
@@ -193,7 +198,7 @@ class Queue:
 
     async def publish_many(
         self,
-        messages: Iterable[Body | Message],
+        messages: Iterable[Body | Message | Value],
         *,
         ttl: float | None = None,
         persistent: bool = True,
@@ -209,7 +214,8 @@ class Queue:
         As :meth:`publish`: appended, all of it, before the first suspension.
         """
         producer = self._producer
-        batch = messages if isinstance(messages, list | tuple) else list(messages)
+        coded_ones: Any = coded(self._queue._coder, messages)
+        batch = coded_ones if isinstance(coded_ones, list | tuple) else list(coded_ones)
         return await self._publish_batch(
             batch_bytes(batch),
             confirm,

@@ -39,6 +39,7 @@ from qindex.client.calls import (
 from qindex.client.link import ANY, Home, Link, Opens, result, went_back
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import QueueSettings, changeable, checked_name
+from qindex.format.values import Coder, Value, coded, coder_of, encoded
 from qindex.queue import delivery as plain
 from qindex.queue.delivery import no_delivery
 from qindex.queue.stats import EngineStats, QueueStats
@@ -169,6 +170,7 @@ class SharedQueue(Opens):
         super().__init__(engine._home, name, at)
         self._engine = engine
         self.directory: str = engine.directory
+        self._coder: Coder | None = None
 
     async def _link(self, generation: int = ANY) -> Wire:
         """Return the connection, on which the queue is open."""
@@ -204,15 +206,19 @@ class SharedQueue(Opens):
 
     # -- publishing -----------------------------------------------------------------------------
 
-    async def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int:
+    async def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
         """Append a message; see :meth:`qindex.aio.queue.Queue.publish`."""
-        return await self._run(calls.publish(body, options))
+        given: Any = body
+        if self._coder is not None:
+            given = encoded(self._coder, body, options)
+        return await self._run(calls.publish(given, options))
 
     async def publish_many(
-        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
+        self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
     ) -> range:
         """Append a batch; see :meth:`qindex.aio.queue.Queue.publish_many`."""
-        *parts, (_, verb, last, given) = calls.batch_requests(messages, options)
+        given_messages = coded(self._coder, messages)
+        *parts, (_, verb, last, given) = calls.batch_requests(given_messages, options)
         link = await self._link()
         for part in parts:
             # Sent without a suspension, so that no other request comes between them.
@@ -502,7 +508,7 @@ class SharedTransaction:
     async def publish(
         self,
         queue: str | SharedQueue,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -511,8 +517,11 @@ class SharedTransaction:
     ) -> int:
         """Publish a message once the transaction is committed; see
         :meth:`qindex.Transaction.publish`."""
-        request = self._calls.publish(body, key, headers, properties, options)
         target = queue if isinstance(queue, SharedQueue) else await self._engine.queue(queue)
+        given: Any = body
+        if target._coder is not None:
+            given, properties = target._coder.encode(body, properties)
+        request = self._calls.publish(given, key, headers, properties, options)
         seq: int = (await self._make(target._call(*request)))[0]
         return seq
 
@@ -626,6 +635,8 @@ class SharedEngine:
     async def queue(self, name: str, **settings: Any) -> SharedQueue:
         """Give the queue of this name; see :meth:`qindex.aio.engine.Engine.queue`."""
         checked_name(name)
+        serializer = settings.pop("serializer", None)
+        coder = None if serializer is None else coder_of(serializer)
         values, unset = calls.settings_of(settings)
         number = (await self._call(wire.OPEN, name, True, values, unset))[0]
         at = self._generation(), number
@@ -633,6 +644,8 @@ class SharedEngine:
         if known is None or (known.at[0] == at[0] and known.at != at):
             known = self._queues[name] = SharedQueue(self, name, at)
         known.at = at
+        if coder is not None:
+            known._coder = coder
         return known
 
     async def queue_names(self) -> list[str]:

@@ -16,6 +16,7 @@ from qindex.aio.waiting import with_room
 from qindex.engine import transactions as plain
 from qindex.format.message import Body, Message, message_of
 from qindex.format.unique import Until
+from qindex.format.values import Value
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import no_delivery
 
@@ -37,7 +38,7 @@ class Transaction:
     async def publish(
         self,
         queue: str | Queue,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -53,7 +54,11 @@ class Transaction:
     ) -> int:
         """Publish a message once the transaction is committed; see
         :meth:`qindex.Transaction.publish`."""
-        message = message_of(body, key, headers, properties, time_ns())
+        coder = queue._queue._coder if isinstance(queue, Queue) else None
+        given: Any = body
+        if coder is not None:
+            given, properties = coder.encode(body, properties)
+        message = message_of(given, key, headers, properties, time_ns())
         due = due_time(delay, at)
         target = queue._queue if isinstance(queue, Queue) else queue
         publish = partial(

@@ -18,6 +18,7 @@ from qindex.client.queue import SharedQueue
 from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import Overflow, Unset, checked_name
+from qindex.format.values import Serializer, coder_of
 from qindex.options import Options
 from qindex.queue.wake_ups import has_time
 from qindex.server import protocol as wire
@@ -71,6 +72,7 @@ class SharedEngine:
         dead_letter: str | Unset | None = None,
         backoff: str | Unset | None = None,
         max_priority: int | Unset | None = None,
+        serializer: str | Serializer | None = None,
     ) -> SharedQueue:
         """Give the queue of this name; see :meth:`qindex.engine.engine.Engine.queue`."""
         given = {
@@ -84,9 +86,12 @@ class SharedEngine:
             "max_priority": max_priority,
         }
         checked_name(name)
+        coder = None if serializer is None else coder_of(serializer)
         values, unset = calls.settings_of(given)
         known = self._queues.get(name)
         if known is not None and not values and not unset and self._is_there(known):
+            if coder is not None:
+                known._coder = coder
             return known
         opening = (ANY, wire.OPEN, name, True, values, unset)
         generation, found = self._home.call_together(None, (opening,))
@@ -95,6 +100,8 @@ class SharedEngine:
         if known is None or (known.at[0] == generation and known.at != at):
             known = self._queues[name] = SharedQueue(self._home, name, at)
         known.at = at
+        if coder is not None:
+            known._coder = coder
         return known
 
     def _is_there(self, queue: SharedQueue) -> bool:

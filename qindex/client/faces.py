@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qindex.client.calls import BatchOptions, FanOutOptions, InOptions, PublishOptions
     from qindex.format.message import Body, Message
     from qindex.format.settings import Overflow, QueueSettings, Unset
+    from qindex.format.values import Serializer, Value
     from qindex.options import Options
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.stats import EngineStats, QueueStats
@@ -46,9 +47,9 @@ class AnyQueue(Protocol):
     @property
     def settings(self) -> QueueSettings: ...
 
-    def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int: ...
+    def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int: ...
     def publish_many(
-        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
+        self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
     ) -> range: ...
     def reserve(self, count: int) -> int: ...
     @overload
@@ -112,7 +113,7 @@ class AnyTransaction(Protocol):
     def publish(
         self,
         queue: str,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -149,6 +150,7 @@ class AnyEngine(Protocol):
         dead_letter: str | Unset | None = None,
         backoff: str | Unset | None = None,
         max_priority: int | Unset | None = None,
+        serializer: str | Serializer | None = None,
     ) -> AnyQueue: ...
     def queue_names(self) -> list[str]: ...
     def delete_queue(self, name: str) -> int: ...

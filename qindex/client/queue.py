@@ -29,6 +29,7 @@ from qindex.client.calls import (
 from qindex.client.link import ANY, Home, Link, Opens, UnsentError, result, went_back
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings, changeable
+from qindex.format.values import Coder, Value, coded, encoded
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after
@@ -144,13 +145,14 @@ class SharedQueue(Opens):
     raise :class:`~journal.errors.LeaseExpiredError` when they are settled.
     """
 
-    __slots__ = ("__weakref__", "_call", "_make", "_owner")
+    __slots__ = ("__weakref__", "_call", "_coder", "_make", "_owner")
 
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
         super().__init__(home, name, at)
         self._call: Callable[..., list[Any]] = partial(home.call, self)
         self._make: Callable[[Request], list[Any]] = partial(home.make, self)
         self._owner = SharedOwner(self, at[0])
+        self._coder: Coder | None = None
 
     def _own(
         self, queue: SharedQueue, generation: int, lease: float | None, **more: Any
@@ -175,18 +177,21 @@ class SharedQueue(Opens):
 
     # -- publishing -----------------------------------------------------------------------------
 
-    def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int:
+    def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
         """Append a message; see :meth:`qindex.queue.queue.Queue.publish`."""
-        if not options and type(body) is bytes:
-            seq: int = self._home.make(self, (ANY, _PUBLISH, body))[0]
+        given: Any = body
+        if self._coder is not None:
+            given = encoded(self._coder, body, options)
+        if not options and type(given) is bytes:
+            seq: int = self._home.make(self, (ANY, _PUBLISH, given))[0]
             return seq
-        return run(calls.publish(body, options), self._make)
+        return run(calls.publish(given, options), self._make)
 
     def publish_many(
-        self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
+        self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
     ) -> range:
         """Append a batch; see :meth:`qindex.queue.queue.Queue.publish_many`."""
-        requests = calls.batch_requests(messages, options)
+        requests = calls.batch_requests(coded(self._coder, messages), options)
         return range(*self._home.call_together(self, requests)[1])
 
     def reserve(self, count: int) -> int:

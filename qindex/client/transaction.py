@@ -12,6 +12,7 @@ from qindex.client.calls import InOptions, OpenTransaction, Request
 from qindex.client.link import Home
 from qindex.client.queue import SharedQueue
 from qindex.format.message import Body, Message
+from qindex.format.values import Value
 from qindex.queue.delivery import Delivery
 
 
@@ -35,7 +36,7 @@ class SharedTransaction:
     def publish(
         self,
         queue: str | SharedQueue,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -44,8 +45,11 @@ class SharedTransaction:
     ) -> int:
         """Publish a message once the transaction is committed; see
         :meth:`qindex.Transaction.publish`."""
-        request = self._calls.publish(body, key, headers, properties, options)
         target = queue if isinstance(queue, SharedQueue) else self._queue_of(queue)
+        given: Any = body
+        if target._coder is not None:
+            given, properties = target._coder.encode(body, properties)
+        request = self._calls.publish(given, key, headers, properties, options)
         seq: int = self._make(target, request)[0]
         return seq
 

@@ -55,6 +55,7 @@ from qindex.format.settings import (
     checked_name,
     settings_values,
 )
+from qindex.format.values import Serializer, coder_of
 from qindex.index.file_budget import FileBudget
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
@@ -308,6 +309,7 @@ class Engine:
         dead_letter: str | Unset | None = None,
         backoff: str | Unset | None = None,
         max_priority: int | Unset | None = None,
+        serializer: str | Serializer | None = None,
     ) -> Queue:
         """Give the queue of this name; makes it when there is none.
 
@@ -316,10 +318,15 @@ class Engine:
         takes it away; those of a queue in use change at once. Made durably: the queue is there
         after a crash. With ``max_priority`` (1 to 255) it is a priority queue; that is fixed once
         it has messages, and a queue without priorities becomes a priority queue only while it is
-        empty. Raises :class:`UsageError` for a name that is empty or over 255 bytes, and for
-        settings that can't be right.
+        empty.
+
+        ``serializer``: what this process publishes values with (``"json"``, ``"msgpack"``,
+        ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``); it is not kept with the
+        queue (docs/values.md). Raises :class:`UsageError` for a name that is empty or over 255
+        bytes, and for settings that can't be right.
         """
         raw = checked_name(name)
+        coder = None if serializer is None else coder_of(serializer)
         given = {
             "message_ttl": message_ttl,
             "max_length": max_length,
@@ -344,11 +351,11 @@ class Engine:
             if queue is None:
                 with storage_errors(self.directory, f"queue {name!r} can't be opened"):
                     parts = self._wake(name, raw, hashed, given)
-                queue = Queue(parts, self)
-                self._awake[hashed] = queue
-                return queue
-            if queue.settings.changed(**given) != queue.settings:
+                queue = self._awake[hashed] = Queue(parts, self)
+            elif queue.settings.changed(**given) != queue.settings:
                 self._change(queue, given)
+            if coder is not None:
+                queue._coder = coder
             return queue
 
     def _change(self, queue: Queue, given: dict[str, Any]) -> None:

@@ -116,17 +116,17 @@ class Moves:
         alarm: Alarm,
     ) -> None:
         self._fs = fs
-        self.poison = poison
+        self.poison: Poison = poison
         self._queue_of = queue_of
-        self.fsync = options.durability == "fsync"
+        self.fsync: bool = options.durability == "fsync"
         self._background = options.background
         self._idle = options.rest_idle
         self._alarm = alarm
-        self.boot = fs.boot_id()
+        self.boot: bytes = fs.boot_id()
         path = os.path.join(directory, layout.MOVES)
         self._file = FrameFile(fs, path, poison, "a move", durable=self.fsync)
         self.log: TransactionLog = TransactionLog(fs, directory, poison, durable=self.fsync)
-        self.lock = CallLock()
+        self.lock: CallLock = CallLock()
         # What threads ask for, and which of them is doing all of it.
         self._asked: deque[_Request] = deque()
         self._rounds = GroupCommit(self._serve_all)

@@ -44,6 +44,7 @@ from qindex.format.transactions import (
     pack_published,
 )
 from qindex.format.unique import Until
+from qindex.format.values import Value
 from qindex.index.segment import PENDING
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import Delivery, no_delivery, refusal_of
@@ -141,8 +142,8 @@ class Transactions:
         self.moves: Moves = moves
         self.log: TransactionLog = moves.log
         self.lock: CallLock = lock
-        self.calls = calls
-        self.parts_of = parts_of
+        self.calls: Calls = calls
+        self.parts_of: Callable[[str], QueueParts] = parts_of
         self.open: set[Transaction] = set()
         # The run of the operating system, as frames have it.
         self.boot: bytes = pack_boot(moves.boot)
@@ -202,7 +203,7 @@ class Transaction:
     def publish(
         self,
         queue: str | Queue,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -239,8 +240,11 @@ class Transaction:
             >>> with engine.transaction() as tx:
             ...     seq_id = tx.publish("emails", b"welcome")
         """
+        given: Any = body
+        if isinstance(queue, Queue) and queue._coder is not None:
+            given, properties = queue._coder.encode(body, properties)
         if (
-            type(body) is bytes
+            type(given) is bytes
             and key is None
             and headers is None
             and properties is None
@@ -251,10 +255,10 @@ class Transaction:
             and window is None
             and priority is None
         ):
-            seq = self._publish_body(queue, body)
+            seq = self._publish_body(queue, given)
             if seq >= 0:
                 return seq
-        message = message_of(body, key, headers, properties, time_ns())
+        message = message_of(given, key, headers, properties, time_ns())
         due = due_time(delay, at)
         return self._publish(queue, message, ttl, timeout, due, unique, window, until, priority)
 

@@ -7,16 +7,19 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import LeaseExpiredError, StoreError, UsageError
 from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.format.priorities import SHIFT, properties_of
+from qindex.format.values import value_as, value_of
 
 if TYPE_CHECKING:
     from qindex.format.entries import Entry
     from qindex.index.read_ahead import Extras
+
+T = TypeVar("T")
 
 DELIVERED = 2
 """As :data:`qindex.index.segment.DELIVERED`, whose module needs numpy: clients of a server have
@@ -181,6 +184,21 @@ class Delivery:
         if isinstance(self._extra, int):
             return properties_of(self.seq_id)
         return self.message.properties
+
+    @property
+    def value(self) -> Any:
+        """The value that was published, as its content type says. Raises :class:`UsageError` where
+        there is none, or this process does not know it."""
+        return value_of(self.message)
+
+    def value_as(self, kind: type[T]) -> T:
+        """Return the value as a dataclass or a pydantic model. Raises :class:`UsageError`.
+
+        Example:
+            >>> delivery.value_as(Order).number
+            17
+        """
+        return value_as(self.message, kind)
 
     @property
     def timestamp(self) -> Nanoseconds:

@@ -8,6 +8,7 @@ cdef class Queue:
     cdef object __weakref__
     cdef public object _parts
     cdef public object _engine
+    cdef public object _coder
     cdef public Producer _producer
     cdef public Deliverer _deliverer
     cdef public Settler _settler

@@ -11,6 +11,7 @@ from journal.errors import UsageError
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings, changeable
 from qindex.format.unique import Until
+from qindex.format.values import Coder, Value, coded
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
@@ -44,11 +45,20 @@ class Queue:
     (full disk) and :class:`~journal.errors.WritesRefusedError` after a write or sync has failed.
     """
 
-    __slots__ = ("__weakref__", "_deliverer", "_engine", "_parts", "_producer", "_settler")
+    __slots__ = (
+        "__weakref__",
+        "_coder",
+        "_deliverer",
+        "_engine",
+        "_parts",
+        "_producer",
+        "_settler",
+    )
 
     def __init__(self, parts: QueueParts, engine: Opener) -> None:
         self._parts: QueueParts = parts
         self._engine: Opener = engine
+        self._coder: Coder | None = None
         self._producer: Producer = parts.producer
         self._deliverer: Deliverer = parts.deliverer
         self._settler: Settler = parts.settler
@@ -72,7 +82,7 @@ class Queue:
 
     def publish(
         self,
-        body: Body | Message,
+        body: Body | Message | Value,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -91,7 +101,8 @@ class Queue:
         """Append a message; gives its seq_id.
 
         ``body``: bytes, or a :class:`~qindex.format.message.Message`, which has a key, headers and
-        properties of its own. ``ttl``: seconds after which it is dropped when it gets to the head.
+        properties of its own; or any value, if the queue was asked for with a ``serializer``.
+        ``ttl``: seconds after which it is dropped when it gets to the head.
         ``persistent``: whether it outlives the engine's run. ``confirm``: wait until it is on disk.
         ``timeout``: seconds to wait for room in a queue with ``overflow="block"`` (``None``: for
         ever). ``delay``: seconds before which the message is not delivered; ``at``: the time before
@@ -109,10 +120,13 @@ class Queue:
         :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
         """
+        given: Any = body
+        if self._coder is not None:
+            given, properties = self._coder.encode(body, properties)
         if priority is not None:
             return self._producer.publish_at(
                 priority,
-                body,
+                given,
                 key,
                 headers,
                 properties,
@@ -127,7 +141,7 @@ class Queue:
                 until,
             )
         return self._producer.publish(
-            body,
+            given,
             key,
             headers,
             properties,
@@ -144,7 +158,7 @@ class Queue:
 
     def publish_many(
         self,
-        messages: Iterable[Body | Message],
+        messages: Iterable[Body | Message | Value],
         *,
         ttl: float | None = None,
         persistent: bool = True,
@@ -162,7 +176,7 @@ class Queue:
         of the batch is wrong; then none of it is published.
         """
         return self._producer.publish_many(
-            messages,
+            coded(self._coder, messages),
             ttl=ttl,
             persistent=persistent,
             confirm=confirm,

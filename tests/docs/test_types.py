@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "aio", "limits", "compat"))]
 _PAGES += [f"docs/{name}.md" for name in ("watching", "processes", "operations", "schedules")]
+_PAGES += [f"docs/{name}.md" for name in ("values", "worker")]
 
 WRONG = {
     "an option of open": 'import qindex\nqindex.open("data", durablity="fsync")\n',

@@ -38,12 +38,13 @@ SETTINGS: dict[str, Any] = {
 def test_a_setting_is_kept_and_can_be_taken_away(tmp_path: Path, name: str) -> None:
     plain = getattr(QueueSettings(), name)
     others: dict[str, Any] = {"max_length": 9} if name == "overflow" else {}
+    unset: dict[str, Any] = {name: qindex.UNSET}
     without = QueueSettings(**others)
     with_it = replace(without, **{name: SETTINGS[name]})
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", **others)
         assert engine.queue("q", **{name: SETTINGS[name]}).settings == with_it
-        assert engine.queue("q", **{name: qindex.UNSET}) is queue
+        assert engine.queue("q", **unset) is queue
         assert queue.settings == without
         assert engine.queue("q", **{name: SETTINGS[name]}) is queue
     with open_quietly(tmp_path) as engine:
@@ -51,7 +52,7 @@ def test_a_setting_is_kept_and_can_be_taken_away(tmp_path: Path, name: str) -> N
     with qindex.open(tmp_path, read_only=True) as reading:
         assert reading.queue("q").settings == with_it
     with open_quietly(tmp_path) as engine:
-        assert getattr(engine.queue("q", **{name: qindex.UNSET}).settings, name) == plain
+        assert getattr(engine.queue("q", **unset).settings, name) == plain
     with open_quietly(tmp_path) as engine:
         assert engine.queue("q").settings == without
 
