@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 _GONE = "the server of the store has gone"
 _LOOK = 0.01
-_TAKING = frozenset({wire.GET, wire.GET_MANY})
+_TAKING = frozenset({wire.GET, wire.GET_MANY, wire.GET_ONE, wire.GET_FIRST})
 
 
 class Wire(asyncio.Protocol):
@@ -97,7 +97,7 @@ class Wire(asyncio.Protocol):
             return
         verb = self._dropped.pop(number, None) if waiting is None else waiting[1]
         if verb in _TAKING and found[1] == wire.DONE and len(found) > 2:
-            tag, seqs = found[2], [found[3]] if verb == wire.GET else found[4]
+            tag, seqs = found[2], found[4] if verb == wire.GET_MANY else [found[3]]
             self.tell(wire.TAKE_BACK, [(tag, seq) for seq in seqs])
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -617,6 +617,32 @@ class SharedEngine:
         count: int = (await self._call(wire.DELETE_QUEUE, name))[0]
         self._queues.pop(name, None)
         return count
+
+    async def get(
+        self,
+        queues: Sequence[SharedQueue | str],
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one; see
+        :meth:`qindex.client.engine.SharedEngine.get`."""
+        given = [
+            one if isinstance(one, SharedQueue) else await self.queue(one)
+            for one in listed(queues, "queues")
+        ]
+        sources = calls.sources_of(self._home, given)
+        self._check_delivery()
+        seconds = calls.seconds_to_wait(timeout)
+        link = await sources[0]._link()
+        for one in sources:
+            if await one._link() is not link:
+                raise DisconnectedError(_GONE, maybe_done=False)
+        values = await link.request(wire.GET_FIRST, [one.at[1] for one in sources], seconds, lease)
+        if not values:
+            return None
+        queue = sources[values.pop()]
+        return Delivery(queue, calls.received(_Owner(queue, link.generation, lease), values))
 
     async def publish_to(
         self,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("qindex.queue")
 
 T = TypeVar("T")
+Queue_ = TypeVar("Queue_", bound=Opens)
 Request = tuple[Any, ...]
 Steps = Generator[Request, list[Any], T]
 
@@ -399,6 +400,17 @@ def received(owner: Any, values: list[Any]) -> BatchDelivery:
     made.body = body
     made._extra = extra if type(extra) is int else _extra_of(body, extra)
     return made
+
+
+def sources_of(home: Home, queues: Iterable[Queue_]) -> list[Queue_]:
+    """Return the queues of a get from several, each once. Raises :class:`UsageError`."""
+    sources = list(dict.fromkeys(queues))
+    for one in sources:
+        if one._home is not home:
+            raise UsageError(f"queue {one.name!r} is of another engine")
+    if not sources:
+        raise UsageError("get needs at least one queue")
+    return sources
 
 
 def get_many(

@@ -166,16 +166,17 @@ def _gone() -> NoReturn:
 
 
 class Opens:
-    """A queue of the client. ``at``: the session that its number is of, and the number."""
+    """A queue of the client. ``at``: the session that its number is of, and the number, which
+    stands behind the verb of a request."""
 
     __slots__ = ("_home", "at", "name")
 
-    def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
+    def __init__(self, home: Home, name: str, at: tuple[int, Any]) -> None:
         self._home: Home = home
         self.name: str = name
-        self.at: tuple[int, int] = at
+        self.at: tuple[int, Any] = at
 
-    def open(self, link: Link) -> tuple[int, int]:
+    def open(self, link: Link) -> tuple[int, Any]:
         """Ask the server of this session for the number. Raises :class:`ClosedError` for a queue
         that was deleted."""
         number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]

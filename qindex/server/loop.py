@@ -17,7 +17,7 @@ import socket
 import struct
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -111,33 +111,35 @@ class Connection:
 Replies = list[tuple[Connection, int, bytes]]
 
 
-class Waiting:
-    """A call that waits for a bell of a queue. ``attempt``: tries it again, ``None``: it goes on
-    waiting; ``expire``: what it gives when its time is up."""
+Bells = Sequence[tuple[QueueState, Bell]]
+"""Bells, each with the queue whose lock it needs."""
 
-    __slots__ = ("attempt", "bell", "conn", "expire", "is_over", "number", "server", "state")
+
+class Waiting:
+    """A call that waits for a bell of a queue, or for the first of several. ``attempt``: tries it
+    again, ``None``: it goes on waiting; ``expire``: what it gives when its time is up."""
+
+    __slots__ = ("attempt", "bells", "conn", "expire", "is_over", "number", "server")
 
     def __init__(
         self,
         server: Loop,
         conn: Connection,
         number: int,
-        state: QueueState,
-        bell: Bell,
+        bells: Bells,
         attempt: Callable[[], Reply],
         expire: Callable[[], Reply],
     ) -> None:
         self.server: Loop = server
         self.conn: Connection = conn
         self.number: int = number
-        self.state: QueueState = state
-        self.bell: Bell = bell
+        self.bells: Bells = bells
         self.attempt: Callable[[], Reply] = attempt
         self.expire: Callable[[], Reply] = expire
         self.is_over: bool = False
 
     def ring(self) -> bool:
-        """The bell rings, in any thread, with the queue's lock held."""
+        """A bell rings, in any thread, with its queue's lock held."""
         if self.is_over:
             return False
         self.server.rung.append(self)
@@ -146,15 +148,17 @@ class Waiting:
 
     def listen(self) -> None:
         """Be told of the next ring. Raises what the queue's calls raise."""
-        with self.state.lock, self.state:
-            self.bell.listen(self.ring)
+        for state, bell in self.bells:
+            with state.lock, state:
+                bell.listen(self.ring)
 
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
-        with self.state.lock.anyway:
-            if not self.bell.forget(self.ring) and not used:
-                self.bell.notify()
+        for state, bell in self.bells:
+            with state.lock.anyway:
+                if not bell.forget(self.ring) and not used:
+                    bell.notify()
 
     def retry(self) -> None:
         """Try again, as the bell has rung; answer, or listen again."""
@@ -169,7 +173,9 @@ class Waiting:
                     return
         except StoreError as error:
             reply = self.server.error(self.number, error)
-        self.leave(used=True)
+        # Of several bells, another one may have rung than that of the message: all rings are
+        # passed on, and who is woken in vain listens again.
+        self.leave(used=len(self.bells) == 1)
         self.conn.waiting.pop(self.number, None)
         self.server.send(self.conn, reply)
 
@@ -539,20 +545,19 @@ class Loop:
         self,
         conn: Connection,
         number: int,
-        state: QueueState,
-        bell: Bell,
+        bells: Bells,
         attempt: Callable[[], Reply],
         deadline: float | None,
         expire: Callable[[], Reply],
     ) -> Reply:
-        """Try it whenever the bell rings, until the deadline (:func:`time.monotonic`)."""
-        waiting = Waiting(self, conn, number, state, bell, attempt, expire)
-        waiting.listen()
+        """Try it whenever a bell rings, until the deadline (:func:`time.monotonic`)."""
+        waiting = Waiting(self, conn, number, bells, attempt, expire)
         # A ring since the last try would have found no listener.
         try:
+            waiting.listen()
             reply = attempt()
         except BaseException:
-            waiting.leave(used=True)
+            waiting.leave(used=len(bells) == 1)
             raise
         if reply is not None:
             waiting.leave(used=False)

@@ -19,5 +19,11 @@ cdef class Server(Loop):
     cpdef object _ack(self, Connection conn, object number, list request)
     @cython.locals(session=Session)
     cpdef object _given(
-        self, Connection conn, object number, Served served, Delivery delivery, bint acked
+        self,
+        Connection conn,
+        object number,
+        Served served,
+        Delivery delivery,
+        bint acked,
+        object at=*,
     )

@@ -293,7 +293,8 @@ class Server(Loop):
                 full.count_refusal(error.count)
                 return self.error(number, error)
 
-            return self.wait_for(conn, number, full.state, full.state.room, again, deadline, expire)
+            bells = ((full.state, full.state.room),)
+            return self.wait_for(conn, number, bells, again, deadline, expire)
 
         def again() -> Reply:
             try:
@@ -326,9 +327,8 @@ class Server(Loop):
         def attempt() -> Reply:
             return None if flusher.is_pressed() and state.flushing else reply
 
-        return self.wait_for(
-            conn, number, state, state.flushed, attempt, monotonic() + 1.0, lambda: reply
-        )
+        bells = ((state, state.flushed),)
+        return self.wait_for(conn, number, bells, attempt, monotonic() + 1.0, lambda: reply)
 
     def _reserve(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         queue = self._queue(request[2]).queue
@@ -356,30 +356,57 @@ class Server(Loop):
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
 
-        deadline = deadline_after(timeout)
-        return self.wait_for(
-            conn, number, served.state, served.state.arrived, attempt, deadline, expire
-        )
+        bells = ((served.state, served.state.arrived),)
+        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
+
+    def _get_first(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Give the next message of the first of several queues that has one."""
+        sources = [self._queue(one) for one in request[2]]
+        timeout, lease = request[3], request[4]
+
+        def attempt() -> Reply:
+            for at, served in enumerate(sources):
+                found = served.deliverer.get(0, lease, False)
+                if found is not None:
+                    return self._given(conn, number, served, found, False, at)
+            return None
+
+        def expire() -> Reply:
+            return self.frame(number, wire.DONE)
+
+        reply = attempt()
+        if reply is not None:
+            return reply
+        if timeout is not None and not timeout > 0:
+            return expire()
+        bells = [(one.state, one.state.arrived) for one in sources]
+        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _given(
-        self, conn: Connection, number: int, served: Served, delivery: Delivery, acked: bool
+        self,
+        conn: Connection,
+        number: int,
+        served: Served,
+        delivery: Delivery,
+        acked: bool,
+        at: int | None = None,
     ) -> Reply:
+        """Reply with a delivery, and where its queue is in the list of those that were asked."""
         session = conn.session
         tag = session.hold(served, delivery)
         extra = delivery._extra
+        values = (
+            number,
+            0,
+            tag,
+            delivery.seq_id,
+            delivery.body,
+            delivery.redelivered,
+            delivery.delivery_count,
+            extra if type(extra) is int else extra_of(delivery),
+        )
         try:
-            reply = self.frame.of(
-                (
-                    number,
-                    0,
-                    tag,
-                    delivery.seq_id,
-                    delivery.body,
-                    delivery.redelivered,
-                    delivery.delivery_count,
-                    extra if type(extra) is int else extra_of(delivery),
-                )
-            )
+            reply = self.frame.of(values if at is None else (*values, at))
         except UsageError:
             session.take_back((tag,))
             raise
@@ -439,8 +466,8 @@ class Server(Loop):
             return reply
         if timeout is not None and not timeout > 0:
             return expire()
-        deadline = deadline_after(timeout)
-        return self.wait_for(conn, number, state, state.arrived, attempt, deadline, expire)
+        bells = ((state, state.arrived),)
+        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _consume(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
@@ -874,6 +901,7 @@ class Server(Loop):
             wire.MOVE: self._move,
             wire.FIND: self._find,
             wire.GET_ONE: self._get_one,
+            wire.GET_FIRST: self._get_first,
             wire.BEGIN: self._begin,
             wire.PUBLISH_IN: self._publish_in,
             wire.ACK_IN: self._ack_in,
