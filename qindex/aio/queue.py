@@ -16,7 +16,7 @@ from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until
+from qindex.format.unique import Until, refuse_without_key
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
@@ -108,6 +108,8 @@ class Queue:
             and delay is None
             and at is None
             and unique is None
+            and window is None
+            and until == "acked"
             and priority is None
             and persistent is True
             and body.__class__ is bytes
@@ -123,6 +125,7 @@ class Queue:
             self._ports.here().append(self._queue)
         if isinstance(body, Message) and unique is None:
             refuse_parts(key, headers, properties)
+            refuse_without_key(unique, window, until)
             given = await self.publish_many(
                 [body],
                 ttl=ttl,

@@ -46,7 +46,7 @@ from qindex.queue.settling import Settler
 
 _log = logging.getLogger("qindex.transactions")
 
-_BARE = (None,) * 9
+_BARE = (*(None,) * 9, "acked")
 
 
 class _Part:
@@ -201,7 +201,7 @@ class Transaction:
             >>> with engine.transaction() as tx:
             ...     seq_id = tx.publish("emails", b"welcome")
         """
-        given = (key, headers, properties, ttl, delay, at, unique, window, priority)
+        given = (key, headers, properties, ttl, delay, at, unique, window, priority, until)
         if type(body) is bytes and given == _BARE:
             seq = self._publish_body(queue, body)
             if seq >= 0:
