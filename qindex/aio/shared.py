@@ -23,6 +23,7 @@ from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
+from qindex.aio.threads import asked_to_end, to_the_end
 from qindex.client import calls
 from qindex.client.calls import (
     Ahead,
@@ -459,7 +460,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
 
 class SharedTransaction:
     """As :class:`qindex.client.transaction.SharedTransaction`, in an ``async with`` block. Made by
-    :meth:`SharedEngine.transaction`."""
+    :meth:`SharedEngine.transaction`. Cancelled, it ends as :class:`qindex.aio.Transaction`."""
 
     def __init__(self, engine: SharedEngine) -> None:
         self._engine = engine
@@ -511,17 +512,19 @@ class SharedTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        ended = asyncio.ensure_future(self._end(commit=error is None))
+        cancelled = None if error is not None else await asked_to_end()
+        commit = error is None and cancelled is None
+        ended = asyncio.ensure_future(self._end(commit=commit))
         try:
-            await asyncio.shield(ended)
-        except BaseException as failure:
-            if isinstance(failure, asyncio.CancelledError) and error is None:
-                raise  # the request is on the way
-            self._calls.rolled_back()
-            if error is None or not isinstance(failure, DisconnectedError):
+            await to_the_end(ended)
+        except DisconnectedError:
+            if commit:
                 raise
-        if error is not None:
-            self._calls.rolled_back()
+        finally:
+            if not commit or (not ended.cancelled() and ended.exception() is not None):
+                self._calls.rolled_back()
+        if cancelled is not None:
+            raise cancelled
 
 
 class SharedEngine:
