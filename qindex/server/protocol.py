@@ -28,7 +28,7 @@ from qindex.server import frames
 
 VERSION = 1
 """Of this protocol: server and client have the same."""
-CAPABILITIES = ("consume", "get-ack", "get-first", "parts", "transactions")
+CAPABILITIES = ("consume", "get-ack", "get-first", "parts", "restore", "transactions")
 
 HEAD = Struct(">I")
 HEAD_SIZE = HEAD.size
@@ -92,7 +92,9 @@ DONE, ERROR, PUSH = 0, 1, 2
     ACK_IN,
     END,
     GET_FIRST,
-) = range(48)
+    TICKET,
+    RESTORE,
+) = range(50)
 
 BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""

@@ -8,7 +8,8 @@ from qindex.server.sessions cimport Credit, Served, Session
 
 cdef class Server(Loop):
     cdef public object engine
-    cdef public dict _sessions, _members, _served, _numbers, _gone, _options
+    cdef public dict _sessions, _members, _served, _numbers, _gone, _options, _restored
+    cdef public bytes _run
 
     cpdef Served _queue(self, object number)
     @cython.locals(served=Served, seq=Py_ssize_t)

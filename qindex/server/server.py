@@ -17,10 +17,12 @@ from journal.compiled import build
 from journal.errors import ClosedError, DisconnectedError, StoreError, UsageError
 from qindex.engine.engine import Engine
 from qindex.format.message import Message, message_of
+from qindex.format.moved import of_frame
 from qindex.format.settings import UNSET
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.queue import Queue
+from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
@@ -31,6 +33,7 @@ from qindex.server.sessions import Credit, Served, Session
 _LARGE = 64 << 10
 """A message with so many bytes, or a batch with _LARGE_BATCH, is published by another thread."""
 _LARGE_BATCH = 1 << 20
+_MOST_TICKETS = 64
 _VERSION: str = sys.modules["qindex"].__version__
 """To import the package by its name would be to import what is above this."""
 
@@ -58,6 +61,9 @@ class Server(Loop):
         self._served: dict[int, Served] = {}
         self._numbers: dict[Queue, int] = {}
         self._gone: dict[int, str] = {}
+        self._run = os.urandom(8)
+        # How many of each of the last tickets were published; -1: it is under way.
+        self._restored: dict[bytes, int] = {}
         self._options = {
             name: value
             for name, value in asdict(engine.options).items()
@@ -333,6 +339,61 @@ class Server(Loop):
     def _reserve(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         queue = self._queue(request[2]).queue
         return self.aside_value(conn, number, lambda: queue.reserve(request[3]))
+
+    # -- messages that are moved ---------------------------------------------------------------
+
+    def _ticket(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Give a ticket for messages that come next. A client that did not get the reply of their
+        RESTORE can ask for them by it, or another client if that one died."""
+        queue, count = self._queue(request[2]).queue, request[4]
+        message = Message(b"", properties={"priority": request[3]})
+
+        def call() -> bytes:
+            level = queue._parts.level_for(message)
+            first = level.state.base + level.producer.reserve(count)
+            return wire.frame(number, wire.DONE, self._run + os.urandom(8), first)
+
+        return self.aside(conn, number, call)
+
+    def _restore(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Publish messages as they were, or tell how many of a ticket were published."""
+        queue, ticket, given = self._queue(request[2]).queue, request[3], request[4]
+        given, conn.parts, conn.parts_size = given and [*conn.parts, *given], [], 0
+        known = self._restored
+        there = None if ticket is None else known.get(ticket, 0)
+        if ticket is not None and ticket[: len(self._run)] != self._run:
+            there = None
+        if there is not None and there < 0:
+            raise UsageError("another process is just importing these messages")
+        if given is None:
+            return self.frame(number, wire.DONE, there)
+        if ticket is not None:
+            if there is None or ticket in known:
+                raise UsageError("a ticket is used once, and with the server that gave it")
+            known[ticket] = -1
+        count = 0
+
+        def call() -> bytes:
+            nonlocal count
+            for there_now in restore(queue, list(map(of_frame, given))):
+                count = there_now
+            return wire.frame(number, wire.DONE, count)
+
+        def done(reply: bytes) -> bytes:
+            self._note_restored(ticket, count)
+            return reply
+
+        def refused(error: BaseException) -> Reply:
+            self._note_restored(ticket, count)
+            return self.error(number, error)
+
+        return self.aside(conn, number, call, done, refused)
+
+    def _note_restored(self, ticket: bytes | None, count: int) -> None:
+        if ticket is not None:
+            self._restored[ticket] = count
+            while len(self._restored) > _MOST_TICKETS:
+                del self._restored[next(iter(self._restored))]
 
     # -- delivering ----------------------------------------------------------------------------
 
@@ -902,6 +963,8 @@ class Server(Loop):
             wire.FIND: self._find,
             wire.GET_ONE: self._get_one,
             wire.GET_FIRST: self._get_first,
+            wire.TICKET: self._ticket,
+            wire.RESTORE: self._restore,
             wire.BEGIN: self._begin,
             wire.PUBLISH_IN: self._publish_in,
             wire.ACK_IN: self._ack_in,
