@@ -26,7 +26,6 @@ from journal.errors import (
 )
 from qindex.client.link import ANY, Opens, went_back
 from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
-from qindex.format.moved import Moved, in_frame
 from qindex.format.unique import Until, refuse_without_key
 from qindex.queue.delivery import (
     DELIVERED,
@@ -182,26 +181,6 @@ def publish(body: Body | Message, given: PublishOptions) -> Steps[int]:
 
 
 _PARTS = ("key", "headers", "properties")
-
-
-def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> list[list[T]]:
-    """Return the items of a batch in parts, each of a size for a frame; at least one part."""
-    parts: list[list[T]] = [[]]
-    size = 0
-    for one in items:
-        if size > wire.PART:
-            parts.append([])
-            size = 0
-        parts[-1].append(one)
-        size += size_of(one)
-    return parts
-
-
-def restore_requests(ticket: bytes | None, moved: Iterable[Moved]) -> list[Request]:
-    """Return the requests that publish messages as they were; as :func:`batch_requests`."""
-    parts = in_parts(map(in_frame, moved), lambda one: len(one[0]))
-    last = (ANY, wire.RESTORE, ticket, parts.pop())
-    return [*((ANY, wire.PART_OF_BATCH, part) for part in parts), last]
 
 
 def batch_requests(messages: Iterable[Body | Message], given: BatchOptions) -> list[Request]:

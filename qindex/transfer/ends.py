@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from qindex.client.calls import restore_requests
+from qindex.client.calls import Request
 from qindex.client.link import ANY
 from qindex.client.queue import SharedQueue
-from qindex.format.moved import Moved
+from qindex.format.moved import Moved, in_frame
 from qindex.queue import restoring
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
@@ -34,7 +34,16 @@ def restore(queue: EitherQueue, moved: Sequence[Moved]) -> None:
 
 def restore_shared(queue: SharedQueue, ticket: bytes | None, moved: Sequence[Moved]) -> None:
     """Append messages through a server, which notes by the ticket that it has done so."""
-    queue._home.call_together(queue, restore_requests(ticket, moved))
+    parts: list[list[Any]] = [[]]
+    size = 0
+    for one in moved:
+        if size > wire.PART:
+            parts.append([])
+            size = 0
+        parts[-1].append(in_frame(one))
+        size += len(one.message.body)
+    requests: list[Request] = [(ANY, wire.PART_OF_BATCH, part) for part in parts[:-1]]
+    queue._home.call_together(queue, [*requests, (ANY, wire.RESTORE, ticket, parts[-1])])
 
 
 def ticket_for(queue: SharedQueue, priority: int, count: int) -> tuple[bytes, int]:
