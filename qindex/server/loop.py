@@ -83,6 +83,7 @@ class Connection:
         "under_way",
         "unread",
         "unsent",
+        "unsent_size",
         "waiting",
         "wanted",
         "watched",
@@ -94,7 +95,8 @@ class Connection:
         self.session: Session = cast("Session", None)
         self.unread: bytearray = bytearray()
         self.wanted: int = 0
-        self.unsent: bytearray = bytearray()
+        self.unsent: deque[memoryview] = deque()
+        self.unsent_size: int = 0
         self.watched: int = select.EPOLLIN
         self.most: int = wire.HELLO_SIZE
         self.given: tuple[int, int] = (0, 0)
@@ -106,6 +108,10 @@ class Connection:
         self.is_paused: bool = False
         self.under_way: int = 0
         self.answered: int = 0
+
+
+def _over() -> Reply:
+    return None
 
 
 Replies = list[tuple[Connection, int, bytes]]
@@ -155,6 +161,8 @@ class Waiting:
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
+        # A timer may keep this for long: not also what is published.
+        self.attempt = self.expire = _over
         for state, bell in self.bells:
             with state.lock.anyway:
                 if not bell.forget(self.ring) and not used:
@@ -422,7 +430,7 @@ class Loop:
             conn.is_paused
             and not conn.is_closed
             and 2 * conn.under_way < _MOST_UNDER_WAY
-            and len(conn.unsent) < MOST_UNSENT
+            and conn.unsent_size < MOST_UNSENT
         ):
             conn.is_paused = False
             self._watch(conn)
@@ -446,14 +454,20 @@ class Loop:
         if conn.is_closed:
             return
         if self._batched is not None:
-            out = self._batched.get(conn)
-            # Most often there is one reply, which is sent as it is.
-            self._batched[conn] = data if out is None else out + data
             conn.answered += len(data)
+            if len(data) <= MOST_UNSENT:
+                out = self._batched.get(conn)
+                # Most often there is one reply, which is sent as it is.
+                self._batched[conn] = data if out is None else out + data
+                return
+            self._send_now(conn, self._batched.pop(conn, b""))
+        self._send_now(conn, data)
+
+    def _send_now(self, conn: Connection, data: bytes) -> None:
+        if conn.is_closed or not data:
             return
         if conn.unsent:
-            conn.unsent += data
-            self._watch(conn)
+            self._keep(conn, data, 0)
             return
         sent = frames.sent(conn.fd, data)
         if sent < 0:
@@ -465,31 +479,46 @@ class Loop:
                 self._close(conn)
                 return
         if sent < len(data):
-            conn.unsent += memoryview(data)[sent:]
-            self._watch(conn)
+            self._keep(conn, data, sent)
+
+    def _keep(self, conn: Connection, data: bytes, sent: int) -> None:
+        """Keep bytes until the client reads on. They are not copied: they may be a large body."""
+        conn.unsent.append(memoryview(data)[sent:])
+        conn.unsent_size += len(data) - sent
+        self._watch(conn)
+
+    def send_around(self, conn: Connection, front: bytes, body: bytes, back: bytes) -> bytes:
+        """Send a frame in pieces: a large body is not copied into it. Return the reply of a request
+        that is answered by that."""
+        for piece in (front, body, back):
+            self.send(conn, piece)
+        return b""
 
     def _flush(self, conn: Connection) -> None:
+        view = conn.unsent[0]
         try:
-            with memoryview(conn.unsent) as view:
-                sent = conn.sock.send(view[: 1 << 20])
+            sent = conn.sock.send(view[: 1 << 20])
         except BlockingIOError:
             return
         except OSError:
             self._close(conn)
             return
-        del conn.unsent[:sent]
+        if sent == len(view):
+            conn.unsent.popleft()
+        else:
+            conn.unsent[0] = view[sent:]
+        conn.unsent_size -= sent
         self._watch(conn)
-        if len(conn.unsent) < MOST_UNSENT:
+        if conn.unsent_size < MOST_UNSENT:
             if conn.consumer is not None:
                 conn.consumer.retry()
             self._resume(conn)
 
     def _watch(self, conn: Connection) -> None:
         """Read no more from who does not read."""
-        unsent = len(conn.unsent)
-        reads = unsent < MOST_UNSENT and not conn.is_paused
+        reads = conn.unsent_size < MOST_UNSENT and not conn.is_paused
         wanted = select.EPOLLIN if reads else select.EPOLLRDHUP
-        if unsent:
+        if conn.unsent:
             wanted |= select.EPOLLOUT
         if wanted != conn.watched and not conn.is_closed:
             conn.watched = wanted
@@ -506,7 +535,7 @@ class Loop:
         for waiting in list(conn.waiting.values()):
             waiting.leave(used=False)
         conn.waiting.clear()
-        conn.unread, conn.unsent, conn.parts = bytearray(), bytearray(), []
+        conn.unread, conn.unsent, conn.unsent_size, conn.parts = bytearray(), deque(), 0, []
         if conn.consumer is not None:
             conn.consumer.leave()
         self.left(conn)
@@ -570,9 +599,10 @@ class Loop:
     def _expire(self, waiting: Waiting) -> None:
         if waiting.is_over or waiting.conn.is_closed:
             return
+        expire = waiting.expire
         waiting.leave(used=False)
         waiting.conn.waiting.pop(waiting.number, None)
-        reply = waiting.expire()
+        reply = expire()
         if reply is not None:
             self.send(waiting.conn, reply)
 

@@ -27,7 +27,7 @@ from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
 from qindex.server.loop import Connection, Loop, Reply
-from qindex.server.pushing import Consumer, columns, extra_of
+from qindex.server.pushing import Consumer, columns, extra_of, of_batch
 from qindex.server.sessions import Credit, Served, Session
 
 _LARGE = 64 << 10
@@ -274,44 +274,7 @@ class Server(Loop):
         aside: bool,
     ) -> Reply:
         """Publish, here or in another thread; wait where there is no room, and try again."""
-        deadline = deadline_after(timeout)
-
-        def attempt() -> Reply:
-            if not aside:
-                return finish(publish())
-            results: list[Any] = []
-
-            def call() -> bytes:
-                results.append(publish())
-                return b""
-
-            return self.aside(conn, number, call, lambda _: finish(results[0]), refused=wait)
-
-        def wait(error: BaseException) -> Reply:
-            if not isinstance(error, WouldWaitError):
-                return self.error(number, error)
-            full = error.room
-            if deadline is not None and monotonic() >= deadline:
-                full.count_refusal(error.count)
-                return self.error(number, error)
-
-            def expire() -> Reply:
-                full.count_refusal(error.count)
-                return self.error(number, error)
-
-            bells = ((full.state, full.state.room),)
-            return self.wait_for(conn, number, bells, again, deadline, expire)
-
-        def again() -> Reply:
-            try:
-                return attempt()
-            except WouldWaitError:
-                return None
-
-        try:
-            return attempt()
-        except WouldWaitError as error:
-            return wait(error)
+        return Publishing(self, conn, number, publish, finish, timeout, aside).begin()
 
     def _see_to_flush(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a publisher's reply when the flush has caught up, if it has fallen far behind."""
@@ -456,18 +419,20 @@ class Server(Loop):
         session = conn.session
         tag = session.hold(served, delivery)
         extra = delivery._extra
-        values = (
-            number,
-            0,
-            tag,
-            delivery.seq_id,
-            delivery.body,
+        body = delivery.body
+        before = (number, 0, tag, delivery.seq_id)
+        others = (
             delivery.redelivered,
             delivery.delivery_count,
             extra if type(extra) is int else extra_of(delivery),
+            *(() if at is None else (at,)),
         )
         try:
-            reply = self.frame.of(values if at is None else (*values, at))
+            if len(body) > wire.LARGE and not (acked and served.sync_each):
+                front, back = wire.around(before, len(body), others)
+                conn.given = (number, tag)
+                return self.send_around(conn, front, body, back)
+            reply = self.frame.of((*before, body, *others))
         except UsageError:
             session.take_back((tag,))
             raise
@@ -496,28 +461,19 @@ class Server(Loop):
                     _join(batch, more)
             tag = session.hold_batch(served, batch)
             plain = not batch._counts and all(type(one) is int for one in batch._extras)
+            more_waits = len(batch) < most and state.inside_all() > 0
+            conn.given = (number, tag)
             try:
+                found: tuple[Any, ...]
                 if plain:
-                    states = bytes(batch._states)
-                    data = self.frame(
-                        number,
-                        wire.DONE,
-                        tag,
-                        len(batch) < most and state.inside_all() > 0,
-                        batch.seq_ids,
-                        batch.bodies,
-                        states,
-                        list(batch._extras),
-                        {},
-                    )
+                    found = (batch.seq_ids, batch.bodies, bytes(batch._states))
+                    found += (list(batch._extras), {})
                 else:
-                    more_waits = len(batch) < most and state.inside_all() > 0
-                    data = self.frame(number, wire.DONE, tag, more_waits, *columns(batch))
+                    found = columns(batch)
+                return of_batch(self, conn, (number, wire.DONE, tag, more_waits), found)
             except UsageError:
                 session.take_back((tag,))
                 raise
-            conn.given = (number, tag)
-            return data
 
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
@@ -971,6 +927,74 @@ class Server(Loop):
             wire.END: self._end_transaction,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
+
+
+class Publishing:
+    """A publish under way. It may be tried in another thread, and again where there is no room.
+
+    No function of it refers to itself: a cycle would keep the bodies until the collector comes.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        conn: Connection,
+        number: int,
+        publish: Callable[[], Any],
+        finish: Callable[[Any], Reply],
+        timeout: float | None,
+        aside: bool,
+    ) -> None:
+        self._server = server
+        self._conn = conn
+        self._number = number
+        self._publish = publish
+        self._finish = finish
+        self._deadline = deadline_after(timeout)
+        self._aside = aside
+        self._result: Any = None
+
+    def begin(self) -> Reply:
+        """Publish."""
+        try:
+            return self._attempt()
+        except WouldWaitError as error:
+            return self._wait(error)
+
+    def _attempt(self) -> Reply:
+        if not self._aside:
+            return self._finish(self._publish())
+        return self._server.aside(self._conn, self._number, self._call, self._done, self._wait)
+
+    def _call(self) -> bytes:
+        self._result = self._publish()
+        return b""
+
+    def _done(self, _: bytes) -> Reply:
+        return self._finish(self._result)
+
+    def _wait(self, error: BaseException) -> Reply:
+        if not isinstance(error, WouldWaitError):
+            return self._server.error(self._number, error)
+        full, count = error.room, error.count
+        refusal = self._server.error(self._number, error)
+
+        def expire() -> Reply:
+            full.count_refusal(count)
+            return refusal
+
+        if self._deadline is not None and monotonic() >= self._deadline:
+            return expire()
+        bells = ((full.state, full.state.room),)
+        return self._server.wait_for(
+            self._conn, self._number, bells, self._again, self._deadline, expire
+        )
+
+    def _again(self) -> Reply:
+        try:
+            return self._attempt()
+        except WouldWaitError:
+            return None
 
 
 def _options_of(
