@@ -54,7 +54,9 @@ _FRAME = wire.HEAD.unpack_from
 _HEAD = wire.HEAD_SIZE
 
 Reply = bytes | None
-"""``None``: it comes later."""
+"""``None``: there is none; of an attempt: it has to be tried again."""
+LATER = b""
+"""The reply to a request that is answered elsewhere: it is sent already, or on its way."""
 
 
 class Rung(Protocol):
@@ -168,6 +170,11 @@ class Waiting:
                 if not bell.forget(self.ring) and not used:
                     bell.notify()
 
+    def gone(self) -> None:
+        """Leave the connection. What it has led to may wait there by now, with its number."""
+        if self.conn.waiting.get(self.number) is self:
+            del self.conn.waiting[self.number]
+
     def retry(self) -> None:
         """Try again, as the bell has rung; answer, or listen again."""
         if self.is_over or self.conn.is_closed:
@@ -184,7 +191,7 @@ class Waiting:
         # Of several bells, another one may have rung than that of the message: all rings are
         # passed on, and who is woken in vain listens again.
         self.leave(used=len(self.bells) == 1)
-        self.conn.waiting.pop(self.number, None)
+        self.gone()
         self.server.send(self.conn, reply)
 
 
@@ -488,11 +495,10 @@ class Loop:
         self._watch(conn)
 
     def send_around(self, conn: Connection, front: bytes, body: bytes, back: bytes) -> bytes:
-        """Send a frame in pieces: a large body is not copied into it. Return the reply of a request
-        that is answered by that."""
+        """Send a frame in pieces: a large body is not copied into it."""
         for piece in (front, body, back):
             self.send(conn, piece)
-        return b""
+        return LATER
 
     def _flush(self, conn: Connection) -> None:
         view = conn.unsent[0]
@@ -561,7 +567,7 @@ class Loop:
         # Those who wait for what this request has brought are woken before its sender.
         while self.rung:
             self.rung.popleft().retry()
-        if reply is not None:
+        if reply:
             self.send(conn, reply)
 
     def error(self, number: int, error: BaseException) -> bytes:
@@ -580,6 +586,8 @@ class Loop:
         expire: Callable[[], Reply],
     ) -> Reply:
         """Try it whenever a bell rings, until the deadline (:func:`time.monotonic`)."""
+        if conn.is_closed:
+            return LATER  # since the call was made, by another thread
         waiting = Waiting(self, conn, number, bells, attempt, expire)
         # A ring since the last try would have found no listener.
         try:
@@ -594,16 +602,16 @@ class Loop:
         conn.waiting[number] = waiting
         if deadline is not None:
             self._at(deadline, partial(self._expire, waiting))
-        return None
+        return LATER
 
     def _expire(self, waiting: Waiting) -> None:
         if waiting.is_over or waiting.conn.is_closed:
             return
         expire = waiting.expire
         waiting.leave(used=False)
-        waiting.conn.waiting.pop(waiting.number, None)
+        waiting.gone()
         reply = expire()
-        if reply is not None:
+        if reply:
             self.send(waiting.conn, reply)
 
     # -- other threads -------------------------------------------------------------------------
@@ -647,18 +655,18 @@ class Loop:
                 answer = self.error(number, raised)
             if error is not None and not isinstance(error, StoreError):
                 self._note("a call has failed: %r", error)
-            if answer is not None:
+            if answer:
                 self.send(conn, answer)
             if conn.is_paused:
                 self._resume(conn)
 
         self.pool.submit(call).add_done_callback(finish)
-        return None
+        return LATER
 
     def durable(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a reply when all that was done to the queue is on disk."""
         self.to_sync.setdefault(served, []).append((conn, number, reply))
-        return None
+        return LATER
 
     def hand_over(self) -> None:
         """Ask for the syncs of this turn."""

@@ -991,8 +991,10 @@ class Publishing:
         )
 
     def _again(self) -> Reply:
+        """Try again, on the loop's thread: whether it is done has to be known here and now, or it
+        would be done once more."""
         try:
-            return self._attempt()
+            return self._finish(self._publish())
         except WouldWaitError:
             return None
 
