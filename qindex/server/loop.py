@@ -635,33 +635,41 @@ class Loop:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(_THREADS, "qindex-server")
 
-        def finish(future: Future[bytes]) -> None:
-            self.finished.append(partial(reply, future))
-            self.wake()
-
         conn.under_way += 1
-
-        def reply(future: Future[bytes]) -> None:
-            conn.under_way -= 1
-            error = future.exception()
-            try:
-                if error is None:
-                    answer: Reply = future.result()
-                    if done is not None:
-                        answer = done(future.result())
-                else:
-                    answer = refused(error) if refused is not None else self.error(number, error)
-            except StoreError as raised:
-                answer = self.error(number, raised)
-            if error is not None and not isinstance(error, StoreError):
-                self._note("a call has failed: %r", error)
-            if answer:
-                self.send(conn, answer)
-            if conn.is_paused:
-                self._resume(conn)
-
-        self.pool.submit(call).add_done_callback(finish)
+        # No function within this one: compiled, it would be in a cycle that keeps large bodies.
+        answer = partial(self._answer_call, conn, number, done, refused)
+        self.pool.submit(call).add_done_callback(partial(self._call_ended, answer))
         return LATER
+
+    def _call_ended(self, answer: Callable[[Future[bytes]], None], future: Future[bytes]) -> None:
+        self.finished.append(partial(answer, future))
+        self.wake()
+
+    def _answer_call(
+        self,
+        conn: Connection,
+        number: int,
+        done: Callable[[bytes], Reply] | None,
+        refused: Callable[[BaseException], Reply] | None,
+        future: Future[bytes],
+    ) -> None:
+        conn.under_way -= 1
+        error = future.exception()
+        try:
+            if error is None:
+                answer: Reply = future.result()
+                if done is not None:
+                    answer = done(future.result())
+            else:
+                answer = refused(error) if refused is not None else self.error(number, error)
+        except StoreError as raised:
+            answer = self.error(number, raised)
+        if error is not None and not isinstance(error, StoreError):
+            self._note("a call has failed: %r", error)
+        if answer:
+            self.send(conn, answer)
+        if conn.is_paused:
+            self._resume(conn)
 
     def durable(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a reply when all that was done to the queue is on disk."""

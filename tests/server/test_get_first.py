@@ -68,9 +68,8 @@ def test_a_publish_of_another_client_wakes_it(tmp_path: Path) -> None:
         qindex.open(tmp_path, shared=True, linger=0) as engine,
         qindex.open(tmp_path, shared=True) as other,
     ):
-        takers = [Taker(engine, "a", "b"), Taker(engine, "b", "a")]
-        takers += [Taker(engine, "b"), Taker(engine, "a", "c")]
-        sent = [("b", b"1"), ("a", b"2"), ("b", b"3"), ("c", b"4")]
+        takers = [Taker(engine, *names) for names in (("a", "b"), ("b", "a")) * 2]
+        sent = [("b", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"4")]
         for name, body in sent:
             other.queue(name).publish(body)
         # A ring that came to a taker of another message has gone on: nobody sleeps at a message.
