@@ -121,7 +121,7 @@ class DirectoryLock(LockFile):
         self.open(os.O_RDWR | os.O_CREAT, take)
 
 
-def hold_if_there(fs: FileSystem, path: PathLike) -> LockFile | None:
+def hold_if_there(fs: FileSystem, path: PathLike, *, remedy: str = "") -> LockFile | None:
     """Hold the lock without changing its file: for a reader that wants no writer meanwhile.
 
     ``None`` where there is no lock file: nobody has ever written there. Raises
@@ -130,7 +130,7 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> LockFile | None:
 
     def take(fd: int) -> None:
         if not lock_exclusively(fs, fd):
-            raise _refused(fs, fd, path)
+            raise _refused(fs, fd, path, remedy)
 
     held = LockFile(fs, path)
     try:

@@ -16,7 +16,7 @@ from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until
+from qindex.format.unique import Until, refuse_without_key
 from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
@@ -119,6 +119,8 @@ class Queue:
             and delay is None
             and at is None
             and unique is None
+            and window is None
+            and until == "acked"
             and priority is None
             and persistent is True
             and given.__class__ is bytes
@@ -134,6 +136,7 @@ class Queue:
             self._ports.here().append(self._queue)
         if isinstance(given, Message) and unique is None:
             refuse_parts(key, headers, properties)
+            refuse_without_key(unique, window, until)
             seqs = await self.publish_many(
                 [given],
                 ttl=ttl,

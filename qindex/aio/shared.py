@@ -24,6 +24,7 @@ from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
+from qindex.aio.threads import asked_to_end, to_the_end
 from qindex.client import calls
 from qindex.client.calls import (
     Ahead,
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 _GONE = "the server of the store has gone"
 _LOOK = 0.01
-_TAKING = frozenset({wire.GET, wire.GET_MANY})
+_TAKING = frozenset({wire.GET, wire.GET_MANY, wire.GET_ONE, wire.GET_FIRST})
 
 
 class Wire(asyncio.Protocol):
@@ -104,7 +105,7 @@ class Wire(asyncio.Protocol):
             return
         verb = self._dropped.pop(number, None) if waiting is None else waiting[1]
         if verb in _TAKING and found[1] == wire.DONE and len(found) > 2:
-            tag, seqs = found[2], [found[3]] if verb == wire.GET else found[4]
+            tag, seqs = found[2], found[4] if verb == wire.GET_MANY else [found[3]]
             self.tell(wire.TAKE_BACK, [(tag, seq) for seq in seqs])
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -494,7 +495,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
 
 class SharedTransaction:
     """As :class:`qindex.client.transaction.SharedTransaction`, in an ``async with`` block. Made by
-    :meth:`SharedEngine.transaction`."""
+    :meth:`SharedEngine.transaction`. Cancelled, it ends as :class:`qindex.aio.Transaction`."""
 
     def __init__(self, engine: SharedEngine) -> None:
         self._engine = engine
@@ -549,17 +550,19 @@ class SharedTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        ended = asyncio.ensure_future(self._end(commit=error is None))
+        cancelled = None if error is not None else await asked_to_end()
+        commit = error is None and cancelled is None
+        ended = asyncio.ensure_future(self._end(commit=commit))
         try:
-            await asyncio.shield(ended)
-        except BaseException as failure:
-            if isinstance(failure, asyncio.CancelledError) and error is None:
-                raise  # the request is on the way
-            self._calls.rolled_back()
-            if error is None or not isinstance(failure, DisconnectedError):
+            await to_the_end(ended)
+        except DisconnectedError:
+            if commit:
                 raise
-        if error is not None:
-            self._calls.rolled_back()
+        finally:
+            if not commit or (not ended.cancelled() and ended.exception() is not None):
+                self._calls.rolled_back()
+        if cancelled is not None:
+            raise cancelled
 
 
 class SharedEngine:
@@ -659,6 +662,32 @@ class SharedEngine:
         count: int = (await self._call(wire.DELETE_QUEUE, name))[0]
         self._queues.pop(name, None)
         return count
+
+    async def get(
+        self,
+        queues: Sequence[SharedQueue | str],
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one; see
+        :meth:`qindex.client.engine.SharedEngine.get`."""
+        given = [
+            one if isinstance(one, SharedQueue) else await self.queue(one)
+            for one in listed(queues, "queues")
+        ]
+        sources = calls.sources_of(self._home, given)
+        self._check_delivery()
+        seconds = calls.seconds_to_wait(timeout)
+        link = await sources[0]._link()
+        for one in sources:
+            if await one._link() is not link:
+                raise DisconnectedError(_GONE, maybe_done=False)
+        values = await link.request(wire.GET_FIRST, [one.at[1] for one in sources], seconds, lease)
+        if not values:
+            return None
+        queue = sources[values.pop()]
+        return Delivery(queue, calls.received(_Owner(queue, link.generation, lease), values))
 
     async def publish_to(
         self,

@@ -69,6 +69,15 @@ async def to_the_end(future: asyncio.Future[T]) -> T:
     raise cancelled
 
 
+async def asked_to_end() -> asyncio.CancelledError | None:
+    """Return the cancellation that the running task was asked for and has not been told of."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError as error:
+        return error
+    return None
+
+
 def running_loop() -> asyncio.AbstractEventLoop:
     """Return the loop that runs. Raises :class:`UsageError` where asyncio runs none, as in trio."""
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qindex.aio.delivery import Delivery
 from qindex.aio.queue import Queue
-from qindex.aio.threads import Helper
+from qindex.aio.threads import Helper, asked_to_end
 from qindex.aio.waiting import with_room
 from qindex.engine import transactions as plain
 from qindex.format.message import Body, Message, message_of
@@ -23,7 +23,11 @@ from qindex.queue.delivery import no_delivery
 
 class Transaction:
     """As :class:`qindex.Transaction`, used in an ``async with`` block. Made by
-    :meth:`qindex.aio.Engine.transaction`. A block that is cancelled rolls back."""
+    :meth:`qindex.aio.Engine.transaction`.
+
+    A block that is cancelled rolls back, also if the cancellation comes with the block's end. Once
+    the commit has begun it goes on, and the cancellation is raised when it has ended.
+    """
 
     __slots__ = ("_helper", "_plain")
 
@@ -81,4 +85,8 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._helper.finish(partial(self._plain.__exit__, kind, error, trace))
+        cancelled = None if error is not None else await asked_to_end()
+        end = partial(self._plain.__exit__, kind, error or cancelled, trace)
+        await self._helper.finish(end)
+        if cancelled is not None:
+            raise cancelled

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-import qindex
 from journal.errors import NotAStoreError, UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName, complete_queue
+from qindex.cli.opening import open_here, served
 from qindex.cli.output import (
     flush,
     print_findings,
@@ -108,7 +108,9 @@ def import_command(
     if not files:
         raise UsageError("import needs FILE... and DIR")
     with progress_bar("importing") as told:
-        report = import_messages(files, directory, queue, format=format, progress=told)
+        report = import_messages(
+            files, directory, queue, format=format, progress=told, **served(str(directory))
+        )
     figures = {"messages": report.messages, "resumed": report.resumed, "queues": report.queues}
     shown = f"imported {report.messages} to {directory}{_resumed(report.resumed)}"
     print_result(as_json, figures, shown)
@@ -139,7 +141,7 @@ def push_command(
     if store.kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: salvage it into a store first")
     with (
-        qindex.open(directory) as engine,
+        open_here(directory) as engine,
         progress_bar("pushing", known.summary().messages) as told,
     ):
         report = brokers.push(
@@ -176,7 +178,7 @@ def pull_command(
     """
     brokers = _brokers()
     waiting = brokers.ready(amqp, source)  # before anything is made here
-    with qindex.open(directory) as engine, progress_bar("pulling", waiting) as told:
+    with open_here(directory) as engine, progress_bar("pulling", waiting) as told:
         moved = brokers.pull(
             amqp,
             source,

@@ -12,13 +12,18 @@ from qindex.options import OpenOptions
 
 def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngine:
     """Open a store as :func:`qindex.open` does, or use the server that has it open."""
+    passing: Any = served(directory) or options
+    engine: qindex.AnyEngine = qindex.open(directory, **passing)
+    return engine
+
+
+def served(directory: str) -> dict[str, Any]:
+    """Return the options by which a running server of a store is used; none without one."""
     if os.path.lexists(os.path.join(directory, layout.SERVER_SOCKET)):
         from qindex.server.spawn import try_to_connect
 
         connected = try_to_connect(os.path.abspath(directory))
         if connected is not None:
             connected.close()
-            passing: Any = {"shared": True, "linger": 0.0}
-            engine: qindex.AnyEngine = qindex.open(directory, **passing)
-            return engine
-    return qindex.open(directory, **options)
+            return {"shared": True, "linger": 0.0}
+    return {}

@@ -26,7 +26,7 @@ from journal.errors import (
 )
 from qindex.client.link import ANY, Opens, went_back
 from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
-from qindex.format.unique import Until
+from qindex.format.unique import Until, refuse_without_key
 from qindex.queue.delivery import (
     DELIVERED,
     LOOKED_AT,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("qindex.queue")
 
 T = TypeVar("T")
+Queue_ = TypeVar("Queue_", bound=Opens)
 Request = tuple[Any, ...]
 Steps = Generator[Request, list[Any], T]
 
@@ -129,12 +130,10 @@ def options_of(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
         if not isinstance(at, datetime):
             raise UsageError(f"at must be a datetime, not {at!r}")
         options["at"] = at.isoformat()
-    if "unique" not in options:
-        options.pop("until", None)
     return options
 
 
-_USUAL = (("persistent", True), ("confirm", False))
+_USUAL = (("persistent", True), ("confirm", False), ("until", "acked"))
 
 
 def message_parts(message: Message) -> list[Any]:
@@ -155,6 +154,7 @@ def publish(body: Body | Message, given: PublishOptions) -> Steps[int]:
         refuse_parts(*(options.get(name) for name in _PARTS))
         parts = message_parts(body)
         if "unique" not in options:
+            refuse_without_key(None, options.get("window"), options.get("until", "acked"))
             # A message of a batch keeps its timestamp.
             return (yield ANY, wire.PUBLISH_MANY, [parts], options)[0]  # type: ignore[no-any-return]
         body = cast("bytes", parts[0])
@@ -399,6 +399,17 @@ def received(owner: Any, values: list[Any]) -> BatchDelivery:
     made.body = body
     made._extra = extra if type(extra) is int else _extra_of(body, extra)
     return made
+
+
+def sources_of(home: Home, queues: Iterable[Queue_]) -> list[Queue_]:
+    """Return the queues of a get from several, each once. Raises :class:`UsageError`."""
+    sources = list(dict.fromkeys(queues))
+    for one in sources:
+        if one._home is not home:
+            raise UsageError(f"queue {one.name!r} is of another engine")
+    if not sources:
+        raise UsageError("get needs at least one queue")
+    return sources
 
 
 def get_many(

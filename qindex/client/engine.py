@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep, time_ns
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from journal.arguments import listed, refuse_pickling
 from journal.errors import ClosedError, DisconnectedError, UsageError
@@ -13,13 +13,14 @@ from journal.fs.files import PathLike, checked_path
 from journal.memory import forks
 from qindex.client import calls
 from qindex.client.calls import FanOutOptions
-from qindex.client.link import ANY, Home
+from qindex.client.link import ANY, Home, Link, Opens
 from qindex.client.queue import SharedQueue
 from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import Overflow, Unset, checked_name
 from qindex.format.values import Serializer, coder_of
 from qindex.options import Options
+from qindex.queue.delivery import Delivery
 from qindex.queue.wake_ups import has_time
 from qindex.server import protocol as wire
 
@@ -30,6 +31,22 @@ if TYPE_CHECKING:
     from qindex.worker.schedules import Schedule, ScheduleOptions
 
 _LOOK = 0.01
+
+
+class _Several(Opens):
+    """Queues that one request is about: their numbers stand where that of a queue does."""
+
+    def __init__(self, home: Home, queues: Sequence[SharedQueue]) -> None:
+        super().__init__(home, "", (ANY, 0))
+        self._queues = queues
+
+    def open(self, link: Link) -> tuple[int, Any]:
+        """Have the number of each, in the session of this connection."""
+        for one in self._queues:
+            if one.at[0] != link.generation:
+                one.open(link)
+        self.at = at = (link.generation, [one.at[1] for one in self._queues])
+        return at
 
 
 class SharedEngine:
@@ -124,6 +141,45 @@ class SharedEngine:
         count: int = self._home.call(None, ANY, wire.DELETE_QUEUE, name)[0]
         self._queues.pop(name, None)
         return count
+
+    @overload
+    def get(
+        self,
+        queues: Sequence[SharedQueue | str],
+        timeout: None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery: ...
+    @overload
+    def get(
+        self,
+        queues: Sequence[SharedQueue | str],
+        timeout: float | None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None: ...
+    def get(
+        self,
+        queues: Sequence[SharedQueue | str],
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one; see
+        :meth:`qindex.engine.engine.Engine.get`. A name costs a round trip more than a queue."""
+        if isinstance(queues, SharedQueue):
+            raise UsageError("queues must be a list, not a queue: use queue.get()")
+        given = listed(queues, "queues")
+        opened = [one if isinstance(one, SharedQueue) else self.queue(one) for one in given]
+        home = self._home
+        sources = calls.sources_of(home, opened)
+        sources[0]._check_delivery()
+        request = ANY, wire.GET_FIRST, calls.seconds_to_wait(timeout), lease
+        generation, values = home.call_together(_Several(home, sources), (request,))
+        if not values:
+            return None
+        queue = sources[values.pop()]
+        return calls.received(queue._own(queue, generation, lease), values)
 
     def publish_to(
         self,

@@ -39,7 +39,7 @@ cdef class Home:
     cdef object __weakref__
     cdef public Py_ssize_t generation
     cdef public bint is_closed, is_draining
-    cdef public object directory, options, version, build, _given, _options, _linger, _lock
+    cdef public object directory, options, version, build, there, _given, _options, _linger, _lock
     cdef public object _life, _id
     cdef public bint _is_connecting
     cdef public uint64_t _stamp

@@ -166,16 +166,17 @@ def _gone() -> NoReturn:
 
 
 class Opens:
-    """A queue of the client. ``at``: the session that its number is of, and the number."""
+    """A queue of the client. ``at``: the session that its number is of, and the number, which
+    stands behind the verb of a request."""
 
     __slots__ = ("_home", "at", "name")
 
-    def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
+    def __init__(self, home: Home, name: str, at: tuple[int, Any]) -> None:
         self._home: Home = home
         self.name: str = name
-        self.at: tuple[int, int] = at
+        self.at: tuple[int, Any] = at
 
-    def open(self, link: Link) -> tuple[int, int]:
+    def open(self, link: Link) -> tuple[int, Any]:
         """Ask the server of this session for the number. Raises :class:`ClosedError` for a queue
         that was deleted."""
         number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
@@ -186,8 +187,8 @@ class Opens:
 class Home:
     """The session of one engine in this process, and its connections.
 
-    ``generation``: counts sessions. A session ends with its server, or at a fork; then what it held
-    has gone back to its queues.
+    ``there``: the options of the server. ``generation``: counts sessions. A session ends with its
+    server, or at a fork; then what it held has gone back to its queues.
     """
 
     def __init__(self, directory: str, options: dict[str, Any], linger: float) -> None:
@@ -201,6 +202,7 @@ class Home:
         self.is_draining = False
         self.version: str = ""
         self.build: str = ""
+        self.there: dict[str, Any] = {}
         self._stamp = forks.stamp()
         self._lock = threading.RLock()
         self._is_connecting = False
@@ -295,12 +297,13 @@ class Home:
         except BaseException:
             link.close()
             raise
-        self.version, _, self._id, there, self.build = values
+        self.version, _, self._id, self.there, self.build = values
         for name, value in self._given.items():
-            if there.get(name) != value:
+            its_own = self.there.get(name)
+            if its_own != value:
                 link.close()
                 raise UsageError(
-                    f"{self.directory}: its server has {name}={there.get(name)!r}, not {value!r}: "
+                    f"{self.directory}: its server has {name}={its_own!r}, not {value!r}: "
                     "the process that opens it first gives the options"
                 )
         return link

@@ -831,8 +831,9 @@ class Engine:
                     return one.state, found
             return None
 
+        waits = has_time(timeout)
         taken = take()
-        if taken is not None or not has_time(timeout):
+        if taken is not None or not waits:
             return None if taken is None else taken[1]
         return take_first([one.state for one in sources], take, timeout)
 

@@ -152,7 +152,7 @@ class TransactionLog(FrameFile):
                 # Which of the two files has the name, and durably, is not known.
                 self._poison.set(error)
             raise
-        self.end = len(data)
+        self.end: int = len(data)
 
     def _let_go_of_map(self) -> None:
         self._map = None

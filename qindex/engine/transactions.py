@@ -254,6 +254,7 @@ class Transaction:
             and unique is None
             and window is None
             and priority is None
+            and until == "acked"
         ):
             seq = self._publish_body(queue, given)
             if seq >= 0:

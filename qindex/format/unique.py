@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from xxhash import xxh3_64_intdigest
 
+from journal.errors import UsageError
+
 FILE_NAME = "qindex.keys"
 KEY_HEADER = "qindex-unique"
 UNTIL_HEADER = "qindex-unique-until"
@@ -22,6 +24,16 @@ _KEY_HEADERS = frozenset((KEY_HEADER, UNTIL_HEADER, WINDOW_HEADER))
 WINDOW_AT = 1 << 62
 """Above all seq_ids."""
 Until = Literal["acked", "delivered"]
+
+
+def refuse_without_key(unique: str | None, window: float | None, until: Until) -> None:
+    """Raise :class:`UsageError` for options of a unique key where there is none."""
+    if unique is not None:
+        return
+    if window is not None:
+        raise UsageError("window= needs unique=: it says for how long that key is taken")
+    if until != "acked":
+        raise UsageError("until= needs unique=: it says when that key is free again")
 
 
 def hash_key(key: str) -> int:

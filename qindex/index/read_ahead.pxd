@@ -17,6 +17,8 @@ cdef class Window:
     cdef public bytearray states
     cdef public bint plain
 
+    cpdef object let_go(self, Py_ssize_t at)
+
 
 cdef class ReadAhead:
     cdef public Window window

@@ -80,6 +80,11 @@ class Window:
         made.plain = Entry not in set(map(type, extras))
         return made
 
+    def let_go(self, at: int) -> None:
+        """Drop a message that was delivered."""
+        self.bodies[at] = b""
+        self.extras[at] = 0
+
     @classmethod
     def run(
         cls,

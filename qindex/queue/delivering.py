@@ -28,6 +28,8 @@ _log = logging.getLogger("qindex.queue")
 
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
+_MOST_KEPT = 4096
+"""Bytes of a body that a window keeps after its delivery: it may last for thousands of messages."""
 _READ_TOGETHER = 64
 """Messages that are read from the message store in one go."""
 _READ_AHEAD_SHARED = 480
@@ -160,6 +162,8 @@ class Deliverer:
                     body = window.bodies[at]
                 again = not index.deliver(seq)
                 ahead.at = at + 1
+                if len(body) > _MOST_KEPT:
+                    window.let_go(at)
                 given = Delivery.__new__(Delivery)
                 given._queue = self._settler
                 given.seq_id = seq

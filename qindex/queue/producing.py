@@ -43,7 +43,7 @@ from qindex.format.publish_records import (
     plain_batch,
     plain_record,
 )
-from qindex.format.unique import Until, without_key
+from qindex.format.unique import Until, refuse_without_key, without_key
 from qindex.index.seq_ids import RESERVE
 from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer
@@ -135,10 +135,11 @@ class Producer:
             or persistent is not True
             or type(body) is not bytes
             or len(body) > state.most_plain
+            or until != "acked"
         ):
             if delay is not None or at is not None:
                 due = due_time(delay, at)
-            _refuse_window(window, unique)
+            refuse_without_key(unique, window, until)
             if unique is not None:
                 if state.base and not properties and not isinstance(body, Message):
                     properties = state.properties
@@ -296,7 +297,7 @@ class Producer:
     ) -> int:
         """Publish a message, as :meth:`publish`, of which ``notes`` are taken. They see to the
         delay of one that is ``due`` later, and to its durability."""
-        _refuse_window(window, unique)
+        refuse_without_key(unique, window, until)
         if due:
             with self.state.lock, self.state as state:
                 state.delays()
@@ -811,11 +812,6 @@ def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
         except UsageError as error:
             raise UsageError(f"message {at} of the batch: {error}") from error
     return made
-
-
-def _refuse_window(window: float | None, unique: str | None) -> None:
-    if window is not None and unique is None:
-        raise UsageError("window= needs unique=: it says for how long that key is taken")
 
 
 def _with_due(message: Message, due: int) -> Message:

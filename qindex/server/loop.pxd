@@ -10,7 +10,7 @@ cdef class Connection:
     cdef public object sock, consumer, unread, unsent
     cdef public int fd
     cdef public Session session
-    cdef public Py_ssize_t wanted, watched, most, parts_size, under_way, answered
+    cdef public Py_ssize_t wanted, watched, most, parts_size, under_way, answered, unsent_size
     cdef public tuple given
     cdef public list parts
     cdef public dict waiting
@@ -37,6 +37,7 @@ cdef class Loop:
     cpdef object _parse(self, Connection conn, object data)
     @cython.locals(other=Connection, batched=dict)
     cpdef object _send_batched(self)
-    @cython.locals(sent=Py_ssize_t)
     cpdef object send(self, Connection conn, bytes data)
+    @cython.locals(sent=Py_ssize_t)
+    cdef object _send_now(self, Connection conn, bytes data)
     cdef object _handle(self, Connection conn, list request)

@@ -17,7 +17,7 @@ import socket
 import struct
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -54,7 +54,9 @@ _FRAME = wire.HEAD.unpack_from
 _HEAD = wire.HEAD_SIZE
 
 Reply = bytes | None
-"""``None``: it comes later."""
+"""``None``: there is none; of an attempt: it has to be tried again."""
+LATER = b""
+"""The reply to a request that is answered elsewhere: it is sent already, or on its way."""
 
 
 class Rung(Protocol):
@@ -83,6 +85,7 @@ class Connection:
         "under_way",
         "unread",
         "unsent",
+        "unsent_size",
         "waiting",
         "wanted",
         "watched",
@@ -94,7 +97,8 @@ class Connection:
         self.session: Session = cast("Session", None)
         self.unread: bytearray = bytearray()
         self.wanted: int = 0
-        self.unsent: bytearray = bytearray()
+        self.unsent: deque[memoryview] = deque()
+        self.unsent_size: int = 0
         self.watched: int = select.EPOLLIN
         self.most: int = wire.HELLO_SIZE
         self.given: tuple[int, int] = (0, 0)
@@ -108,36 +112,42 @@ class Connection:
         self.answered: int = 0
 
 
+def _over() -> Reply:
+    return None
+
+
 Replies = list[tuple[Connection, int, bytes]]
 
 
-class Waiting:
-    """A call that waits for a bell of a queue. ``attempt``: tries it again, ``None``: it goes on
-    waiting; ``expire``: what it gives when its time is up."""
+Bells = Sequence[tuple[QueueState, Bell]]
+"""Bells, each with the queue whose lock it needs."""
 
-    __slots__ = ("attempt", "bell", "conn", "expire", "is_over", "number", "server", "state")
+
+class Waiting:
+    """A call that waits for a bell of a queue, or for the first of several. ``attempt``: tries it
+    again, ``None``: it goes on waiting; ``expire``: what it gives when its time is up."""
+
+    __slots__ = ("attempt", "bells", "conn", "expire", "is_over", "number", "server")
 
     def __init__(
         self,
         server: Loop,
         conn: Connection,
         number: int,
-        state: QueueState,
-        bell: Bell,
+        bells: Bells,
         attempt: Callable[[], Reply],
         expire: Callable[[], Reply],
     ) -> None:
         self.server: Loop = server
         self.conn: Connection = conn
         self.number: int = number
-        self.state: QueueState = state
-        self.bell: Bell = bell
+        self.bells: Bells = bells
         self.attempt: Callable[[], Reply] = attempt
         self.expire: Callable[[], Reply] = expire
         self.is_over: bool = False
 
     def ring(self) -> bool:
-        """The bell rings, in any thread, with the queue's lock held."""
+        """A bell rings, in any thread, with its queue's lock held."""
         if self.is_over:
             return False
         self.server.rung.append(self)
@@ -146,15 +156,24 @@ class Waiting:
 
     def listen(self) -> None:
         """Be told of the next ring. Raises what the queue's calls raise."""
-        with self.state.lock, self.state:
-            self.bell.listen(self.ring)
+        for state, bell in self.bells:
+            with state.lock, state:
+                bell.listen(self.ring)
 
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
-        with self.state.lock.anyway:
-            if not self.bell.forget(self.ring) and not used:
-                self.bell.notify()
+        # A timer may keep this for long: not also what is published.
+        self.attempt = self.expire = _over
+        for state, bell in self.bells:
+            with state.lock.anyway:
+                if not bell.forget(self.ring) and not used:
+                    bell.notify()
+
+    def gone(self) -> None:
+        """Leave the connection. What it has led to may wait there by now, with its number."""
+        if self.conn.waiting.get(self.number) is self:
+            del self.conn.waiting[self.number]
 
     def retry(self) -> None:
         """Try again, as the bell has rung; answer, or listen again."""
@@ -169,8 +188,10 @@ class Waiting:
                     return
         except StoreError as error:
             reply = self.server.error(self.number, error)
-        self.leave(used=True)
-        self.conn.waiting.pop(self.number, None)
+        # Of several bells, another one may have rung than that of the message: all rings are
+        # passed on, and who is woken in vain listens again.
+        self.leave(used=len(self.bells) == 1)
+        self.gone()
         self.server.send(self.conn, reply)
 
 
@@ -416,7 +437,7 @@ class Loop:
             conn.is_paused
             and not conn.is_closed
             and 2 * conn.under_way < _MOST_UNDER_WAY
-            and len(conn.unsent) < MOST_UNSENT
+            and conn.unsent_size < MOST_UNSENT
         ):
             conn.is_paused = False
             self._watch(conn)
@@ -440,14 +461,20 @@ class Loop:
         if conn.is_closed:
             return
         if self._batched is not None:
-            out = self._batched.get(conn)
-            # Most often there is one reply, which is sent as it is.
-            self._batched[conn] = data if out is None else out + data
             conn.answered += len(data)
+            if len(data) <= MOST_UNSENT:
+                out = self._batched.get(conn)
+                # Most often there is one reply, which is sent as it is.
+                self._batched[conn] = data if out is None else out + data
+                return
+            self._send_now(conn, self._batched.pop(conn, b""))
+        self._send_now(conn, data)
+
+    def _send_now(self, conn: Connection, data: bytes) -> None:
+        if conn.is_closed or not data:
             return
         if conn.unsent:
-            conn.unsent += data
-            self._watch(conn)
+            self._keep(conn, data, 0)
             return
         sent = frames.sent(conn.fd, data)
         if sent < 0:
@@ -459,31 +486,45 @@ class Loop:
                 self._close(conn)
                 return
         if sent < len(data):
-            conn.unsent += memoryview(data)[sent:]
-            self._watch(conn)
+            self._keep(conn, data, sent)
+
+    def _keep(self, conn: Connection, data: bytes, sent: int) -> None:
+        """Keep bytes until the client reads on. They are not copied: they may be a large body."""
+        conn.unsent.append(memoryview(data)[sent:])
+        conn.unsent_size += len(data) - sent
+        self._watch(conn)
+
+    def send_around(self, conn: Connection, front: bytes, body: bytes, back: bytes) -> bytes:
+        """Send a frame in pieces: a large body is not copied into it."""
+        for piece in (front, body, back):
+            self.send(conn, piece)
+        return LATER
 
     def _flush(self, conn: Connection) -> None:
+        view = conn.unsent[0]
         try:
-            with memoryview(conn.unsent) as view:
-                sent = conn.sock.send(view[: 1 << 20])
+            sent = conn.sock.send(view[: 1 << 20])
         except BlockingIOError:
             return
         except OSError:
             self._close(conn)
             return
-        del conn.unsent[:sent]
+        if sent == len(view):
+            conn.unsent.popleft()
+        else:
+            conn.unsent[0] = view[sent:]
+        conn.unsent_size -= sent
         self._watch(conn)
-        if len(conn.unsent) < MOST_UNSENT:
+        if conn.unsent_size < MOST_UNSENT:
             if conn.consumer is not None:
                 conn.consumer.retry()
             self._resume(conn)
 
     def _watch(self, conn: Connection) -> None:
         """Read no more from who does not read."""
-        unsent = len(conn.unsent)
-        reads = unsent < MOST_UNSENT and not conn.is_paused
+        reads = conn.unsent_size < MOST_UNSENT and not conn.is_paused
         wanted = select.EPOLLIN if reads else select.EPOLLRDHUP
-        if unsent:
+        if conn.unsent:
             wanted |= select.EPOLLOUT
         if wanted != conn.watched and not conn.is_closed:
             conn.watched = wanted
@@ -500,7 +541,7 @@ class Loop:
         for waiting in list(conn.waiting.values()):
             waiting.leave(used=False)
         conn.waiting.clear()
-        conn.unread, conn.unsent, conn.parts = bytearray(), bytearray(), []
+        conn.unread, conn.unsent, conn.unsent_size, conn.parts = bytearray(), deque(), 0, []
         if conn.consumer is not None:
             conn.consumer.leave()
         self.left(conn)
@@ -526,7 +567,7 @@ class Loop:
         # Those who wait for what this request has brought are woken before its sender.
         while self.rung:
             self.rung.popleft().retry()
-        if reply is not None:
+        if reply:
             self.send(conn, reply)
 
     def error(self, number: int, error: BaseException) -> bytes:
@@ -539,20 +580,21 @@ class Loop:
         self,
         conn: Connection,
         number: int,
-        state: QueueState,
-        bell: Bell,
+        bells: Bells,
         attempt: Callable[[], Reply],
         deadline: float | None,
         expire: Callable[[], Reply],
     ) -> Reply:
-        """Try it whenever the bell rings, until the deadline (:func:`time.monotonic`)."""
-        waiting = Waiting(self, conn, number, state, bell, attempt, expire)
-        waiting.listen()
+        """Try it whenever a bell rings, until the deadline (:func:`time.monotonic`)."""
+        if conn.is_closed:
+            return LATER  # since the call was made, by another thread
+        waiting = Waiting(self, conn, number, bells, attempt, expire)
         # A ring since the last try would have found no listener.
         try:
+            waiting.listen()
             reply = attempt()
         except BaseException:
-            waiting.leave(used=True)
+            waiting.leave(used=len(bells) == 1)
             raise
         if reply is not None:
             waiting.leave(used=False)
@@ -560,15 +602,16 @@ class Loop:
         conn.waiting[number] = waiting
         if deadline is not None:
             self._at(deadline, partial(self._expire, waiting))
-        return None
+        return LATER
 
     def _expire(self, waiting: Waiting) -> None:
         if waiting.is_over or waiting.conn.is_closed:
             return
+        expire = waiting.expire
         waiting.leave(used=False)
-        waiting.conn.waiting.pop(waiting.number, None)
-        reply = waiting.expire()
-        if reply is not None:
+        waiting.gone()
+        reply = expire()
+        if reply:
             self.send(waiting.conn, reply)
 
     # -- other threads -------------------------------------------------------------------------
@@ -592,38 +635,46 @@ class Loop:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(_THREADS, "qindex-server")
 
-        def finish(future: Future[bytes]) -> None:
-            self.finished.append(partial(reply, future))
-            self.wake()
-
         conn.under_way += 1
+        # No function within this one: compiled, it would be in a cycle that keeps large bodies.
+        answer = partial(self._answer_call, conn, number, done, refused)
+        self.pool.submit(call).add_done_callback(partial(self._call_ended, answer))
+        return LATER
 
-        def reply(future: Future[bytes]) -> None:
-            conn.under_way -= 1
-            error = future.exception()
-            try:
-                if error is None:
-                    answer: Reply = future.result()
-                    if done is not None:
-                        answer = done(future.result())
-                else:
-                    answer = refused(error) if refused is not None else self.error(number, error)
-            except StoreError as raised:
-                answer = self.error(number, raised)
-            if error is not None and not isinstance(error, StoreError):
-                self._note("a call has failed: %r", error)
-            if answer is not None:
-                self.send(conn, answer)
-            if conn.is_paused:
-                self._resume(conn)
+    def _call_ended(self, answer: Callable[[Future[bytes]], None], future: Future[bytes]) -> None:
+        self.finished.append(partial(answer, future))
+        self.wake()
 
-        self.pool.submit(call).add_done_callback(finish)
-        return None
+    def _answer_call(
+        self,
+        conn: Connection,
+        number: int,
+        done: Callable[[bytes], Reply] | None,
+        refused: Callable[[BaseException], Reply] | None,
+        future: Future[bytes],
+    ) -> None:
+        conn.under_way -= 1
+        error = future.exception()
+        try:
+            if error is None:
+                answer: Reply = future.result()
+                if done is not None:
+                    answer = done(future.result())
+            else:
+                answer = refused(error) if refused is not None else self.error(number, error)
+        except StoreError as raised:
+            answer = self.error(number, raised)
+        if error is not None and not isinstance(error, StoreError):
+            self._note("a call has failed: %r", error)
+        if answer:
+            self.send(conn, answer)
+        if conn.is_paused:
+            self._resume(conn)
 
     def durable(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a reply when all that was done to the queue is on disk."""
         self.to_sync.setdefault(served, []).append((conn, number, reply))
-        return None
+        return LATER
 
     def hand_over(self) -> None:
         """Ask for the syncs of this turn."""

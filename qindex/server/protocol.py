@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Any
 
@@ -28,7 +28,7 @@ from qindex.server import frames
 
 VERSION = 1
 """Of this protocol: server and client have the same."""
-CAPABILITIES = ("consume", "get-ack", "parts", "transactions")
+CAPABILITIES = ("consume", "get-ack", "get-first", "parts", "restore", "transactions")
 
 HEAD = Struct(">I")
 HEAD_SIZE = HEAD.size
@@ -91,7 +91,10 @@ DONE, ERROR, PUSH = 0, 1, 2
     PUBLISH_IN,
     ACK_IN,
     END,
-) = range(47)
+    GET_FIRST,
+    TICKET,
+    RESTORE,
+) = range(50)
 
 BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
@@ -100,6 +103,8 @@ PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "wi
 IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"}
 """The options of PUBLISH_IN."""
 
+LARGE = 1 << 20
+"""Bytes of a body that is not copied into its frame."""
 _KEPT = 1 << 20
 """Bytes that a packer keeps in memory for the next frame."""
 
@@ -114,9 +119,32 @@ def frame(*values: Any) -> bytes:
         packed: bytes = msgpack.packb(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"key, headers or properties can't be stored: {error}") from error
-    if len(packed) >= 1 << 32:
-        raise UsageError(f"{len(packed)} bytes are too many for one call")
-    return HEAD.pack(len(packed)) + packed
+    return head_of(len(packed)) + packed
+
+
+def around(
+    before: Sequence[Any], size: int, behind: Sequence[Any], *, in_list: bool = False
+) -> tuple[bytes, bytes]:
+    """Return what stands in a frame before a body of so many bytes, and behind it. ``in_list``: the
+    body is in an array of its own. Raises as :func:`frame`.
+
+    >>> front, back = around((1, 0), 4, (7,))
+    >>> decode((front + b"body" + back)[4:])
+    [1, 0, b'body', 7]
+    """
+    values = [*before, [b""] if in_list else b"", *behind]
+    whole = frame(*values)
+    rest = frame(*behind)[HEAD_SIZE + 1 :]
+    # An empty body is two bytes. Arrays of up to 15 values have one byte before them.
+    front = whole[HEAD_SIZE : len(whole) - len(rest) - 2] + b"\xc6" + head_of(size)
+    return head_of(len(front) + size + len(rest)) + front, rest
+
+
+def head_of(size: int) -> bytes:
+    """Return the head of a frame. Raises :class:`UsageError` for one that is too large."""
+    if size >= 1 << 32:
+        raise UsageError(f"{size} bytes are too many for one call")
+    return HEAD.pack(size)
 
 
 class Framer:

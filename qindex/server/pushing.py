@@ -55,7 +55,7 @@ class Consumer:
             self.server.send(self.conn, self.server.error(0, error))
 
     def _pump(self) -> None:
-        while not self.is_over and len(self.conn.unsent) < MOST_UNSENT:
+        while not self.is_over and self.conn.unsent_size < MOST_UNSENT:
             most = self.credit.room()
             if most <= 0:
                 return
@@ -79,12 +79,23 @@ class Consumer:
         credit.is_hungry = False
         self.last_tag = tags[-1]
         try:
-            data = self.server.frame(0, wire.PUSH, tags[0], *columns(deliveries))
+            data = of_batch(self.server, conn, (0, wire.PUSH, tags[0]), columns(deliveries))
         except UsageError:
             session.take_back(tags)
             raise
         self.server.send(conn, data)
         return True
+
+
+def of_batch(
+    server: Loop, conn: Connection, before: tuple[Any, ...], columns: tuple[Any, ...]
+) -> bytes:
+    """Return what is to be sent of a batch: its frame, or nothing if that was sent in pieces."""
+    seqs, bodies, *others = columns
+    if len(bodies) == 1 and len(bodies[0]) > wire.LARGE:
+        front, back = wire.around((*before, seqs), len(bodies[0]), others, in_list=True)
+        return server.send_around(conn, front, bodies[0], back)
+    return server.frame(*before, seqs, bodies, *others)
 
 
 def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:

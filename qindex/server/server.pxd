@@ -8,7 +8,8 @@ from qindex.server.sessions cimport Credit, Served, Session
 
 cdef class Server(Loop):
     cdef public object engine
-    cdef public dict _sessions, _members, _served, _numbers, _gone, _options
+    cdef public dict _sessions, _members, _served, _numbers, _gone, _options, _restored
+    cdef public bytes _run
 
     cpdef Served _queue(self, object number)
     @cython.locals(served=Served, seq=Py_ssize_t)
@@ -19,5 +20,11 @@ cdef class Server(Loop):
     cpdef object _ack(self, Connection conn, object number, list request)
     @cython.locals(session=Session)
     cpdef object _given(
-        self, Connection conn, object number, Served served, Delivery delivery, bint acked
+        self,
+        Connection conn,
+        object number,
+        Served served,
+        Delivery delivery,
+        bint acked,
+        object at=*,
     )

@@ -17,20 +17,23 @@ from journal.compiled import build
 from journal.errors import ClosedError, DisconnectedError, StoreError, UsageError
 from qindex.engine.engine import Engine
 from qindex.format.message import Message, message_of
+from qindex.format.moved import of_frame
 from qindex.format.settings import UNSET
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.queue import Queue
+from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
 from qindex.server.loop import Connection, Loop, Reply
-from qindex.server.pushing import Consumer, columns, extra_of
+from qindex.server.pushing import Consumer, columns, extra_of, of_batch
 from qindex.server.sessions import Credit, Served, Session
 
 _LARGE = 64 << 10
 """A message with so many bytes, or a batch with _LARGE_BATCH, is published by another thread."""
 _LARGE_BATCH = 1 << 20
+_MOST_TICKETS = 64
 _VERSION: str = sys.modules["qindex"].__version__
 """To import the package by its name would be to import what is above this."""
 
@@ -58,6 +61,9 @@ class Server(Loop):
         self._served: dict[int, Served] = {}
         self._numbers: dict[Queue, int] = {}
         self._gone: dict[int, str] = {}
+        self._run = os.urandom(8)
+        # How many of each of the last tickets were published; -1: it is under way.
+        self._restored: dict[bytes, int] = {}
         self._options = {
             name: value
             for name, value in asdict(engine.options).items()
@@ -268,43 +274,7 @@ class Server(Loop):
         aside: bool,
     ) -> Reply:
         """Publish, here or in another thread; wait where there is no room, and try again."""
-        deadline = deadline_after(timeout)
-
-        def attempt() -> Reply:
-            if not aside:
-                return finish(publish())
-            results: list[Any] = []
-
-            def call() -> bytes:
-                results.append(publish())
-                return b""
-
-            return self.aside(conn, number, call, lambda _: finish(results[0]), refused=wait)
-
-        def wait(error: BaseException) -> Reply:
-            if not isinstance(error, WouldWaitError):
-                return self.error(number, error)
-            full = error.room
-            if deadline is not None and monotonic() >= deadline:
-                full.count_refusal(error.count)
-                return self.error(number, error)
-
-            def expire() -> Reply:
-                full.count_refusal(error.count)
-                return self.error(number, error)
-
-            return self.wait_for(conn, number, full.state, full.state.room, again, deadline, expire)
-
-        def again() -> Reply:
-            try:
-                return attempt()
-            except WouldWaitError:
-                return None
-
-        try:
-            return attempt()
-        except WouldWaitError as error:
-            return wait(error)
+        return Publishing(self, conn, number, publish, finish, timeout, aside).begin()
 
     def _see_to_flush(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a publisher's reply when the flush has caught up, if it has fallen far behind."""
@@ -326,13 +296,67 @@ class Server(Loop):
         def attempt() -> Reply:
             return None if flusher.is_pressed() and state.flushing else reply
 
-        return self.wait_for(
-            conn, number, state, state.flushed, attempt, monotonic() + 1.0, lambda: reply
-        )
+        bells = ((state, state.flushed),)
+        return self.wait_for(conn, number, bells, attempt, monotonic() + 1.0, lambda: reply)
 
     def _reserve(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         queue = self._queue(request[2]).queue
         return self.aside_value(conn, number, lambda: queue.reserve(request[3]))
+
+    # -- messages that are moved ---------------------------------------------------------------
+
+    def _ticket(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Give a ticket for messages that come next. A client that did not get the reply of their
+        RESTORE can ask for them by it, or another client if that one died."""
+        queue, count = self._queue(request[2]).queue, request[4]
+        message = Message(b"", properties={"priority": request[3]})
+
+        def call() -> bytes:
+            level = queue._parts.level_for(message)
+            first = level.state.base + level.producer.reserve(count)
+            return wire.frame(number, wire.DONE, self._run + os.urandom(8), first)
+
+        return self.aside(conn, number, call)
+
+    def _restore(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Publish messages as they were, or tell how many of a ticket were published."""
+        queue, ticket, given = self._queue(request[2]).queue, request[3], request[4]
+        given, conn.parts, conn.parts_size = given and [*conn.parts, *given], [], 0
+        known = self._restored
+        there = None if ticket is None else known.get(ticket, 0)
+        if ticket is not None and ticket[: len(self._run)] != self._run:
+            there = None
+        if there is not None and there < 0:
+            raise UsageError("another process is just importing these messages")
+        if given is None:
+            return self.frame(number, wire.DONE, there)
+        if ticket is not None:
+            if there is None or ticket in known:
+                raise UsageError("a ticket is used once, and with the server that gave it")
+            known[ticket] = -1
+        count = 0
+
+        def call() -> bytes:
+            nonlocal count
+            for there_now in restore(queue, list(map(of_frame, given))):
+                count = there_now
+            return wire.frame(number, wire.DONE, count)
+
+        def done(reply: bytes) -> bytes:
+            self._note_restored(ticket, count)
+            return reply
+
+        def refused(error: BaseException) -> Reply:
+            self._note_restored(ticket, count)
+            return self.error(number, error)
+
+        return self.aside(conn, number, call, done, refused)
+
+    def _note_restored(self, ticket: bytes | None, count: int) -> None:
+        if ticket is not None:
+            self._restored[ticket] = count
+            while len(self._restored) > _MOST_TICKETS:
+                del self._restored[next(iter(self._restored))]
 
     # -- delivering ----------------------------------------------------------------------------
 
@@ -356,30 +380,59 @@ class Server(Loop):
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
 
-        deadline = deadline_after(timeout)
-        return self.wait_for(
-            conn, number, served.state, served.state.arrived, attempt, deadline, expire
-        )
+        bells = ((served.state, served.state.arrived),)
+        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
+
+    def _get_first(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Give the next message of the first of several queues that has one."""
+        sources = [self._queue(one) for one in request[2]]
+        timeout, lease = request[3], request[4]
+
+        def attempt() -> Reply:
+            for at, served in enumerate(sources):
+                found = served.deliverer.get(0, lease, False)
+                if found is not None:
+                    return self._given(conn, number, served, found, False, at)
+            return None
+
+        def expire() -> Reply:
+            return self.frame(number, wire.DONE)
+
+        reply = attempt()
+        if reply is not None:
+            return reply
+        if timeout is not None and not timeout > 0:
+            return expire()
+        bells = [(one.state, one.state.arrived) for one in sources]
+        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _given(
-        self, conn: Connection, number: int, served: Served, delivery: Delivery, acked: bool
+        self,
+        conn: Connection,
+        number: int,
+        served: Served,
+        delivery: Delivery,
+        acked: bool,
+        at: int | None = None,
     ) -> Reply:
+        """Reply with a delivery, and where its queue is in the list of those that were asked."""
         session = conn.session
         tag = session.hold(served, delivery)
         extra = delivery._extra
+        body = delivery.body
+        before = (number, 0, tag, delivery.seq_id)
+        others = (
+            delivery.redelivered,
+            delivery.delivery_count,
+            extra if type(extra) is int else extra_of(delivery),
+            *(() if at is None else (at,)),
+        )
         try:
-            reply = self.frame.of(
-                (
-                    number,
-                    0,
-                    tag,
-                    delivery.seq_id,
-                    delivery.body,
-                    delivery.redelivered,
-                    delivery.delivery_count,
-                    extra if type(extra) is int else extra_of(delivery),
-                )
-            )
+            if len(body) > wire.LARGE and not (acked and served.sync_each):
+                front, back = wire.around(before, len(body), others)
+                conn.given = (number, tag)
+                return self.send_around(conn, front, body, back)
+            reply = self.frame.of((*before, body, *others))
         except UsageError:
             session.take_back((tag,))
             raise
@@ -408,28 +461,19 @@ class Server(Loop):
                     _join(batch, more)
             tag = session.hold_batch(served, batch)
             plain = not batch._counts and all(type(one) is int for one in batch._extras)
+            more_waits = len(batch) < most and state.inside_all() > 0
+            conn.given = (number, tag)
             try:
+                found: tuple[Any, ...]
                 if plain:
-                    states = bytes(batch._states)
-                    data = self.frame(
-                        number,
-                        wire.DONE,
-                        tag,
-                        len(batch) < most and state.inside_all() > 0,
-                        batch.seq_ids,
-                        batch.bodies,
-                        states,
-                        list(batch._extras),
-                        {},
-                    )
+                    found = (batch.seq_ids, batch.bodies, bytes(batch._states))
+                    found += (list(batch._extras), {})
                 else:
-                    more_waits = len(batch) < most and state.inside_all() > 0
-                    data = self.frame(number, wire.DONE, tag, more_waits, *columns(batch))
+                    found = columns(batch)
+                return of_batch(self, conn, (number, wire.DONE, tag, more_waits), found)
             except UsageError:
                 session.take_back((tag,))
                 raise
-            conn.given = (number, tag)
-            return data
 
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
@@ -439,8 +483,8 @@ class Server(Loop):
             return reply
         if timeout is not None and not timeout > 0:
             return expire()
-        deadline = deadline_after(timeout)
-        return self.wait_for(conn, number, state, state.arrived, attempt, deadline, expire)
+        bells = ((state, state.arrived),)
+        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _consume(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
@@ -874,12 +918,85 @@ class Server(Loop):
             wire.MOVE: self._move,
             wire.FIND: self._find,
             wire.GET_ONE: self._get_one,
+            wire.GET_FIRST: self._get_first,
+            wire.TICKET: self._ticket,
+            wire.RESTORE: self._restore,
             wire.BEGIN: self._begin,
             wire.PUBLISH_IN: self._publish_in,
             wire.ACK_IN: self._ack_in,
             wire.END: self._end_transaction,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
+
+
+class Publishing:
+    """A publish under way. It may be tried in another thread, and again where there is no room.
+
+    No function of it refers to itself: a cycle would keep the bodies until the collector comes.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        conn: Connection,
+        number: int,
+        publish: Callable[[], Any],
+        finish: Callable[[Any], Reply],
+        timeout: float | None,
+        aside: bool,
+    ) -> None:
+        self._server = server
+        self._conn = conn
+        self._number = number
+        self._publish = publish
+        self._finish = finish
+        self._deadline = deadline_after(timeout)
+        self._aside = aside
+        self._result: Any = None
+
+    def begin(self) -> Reply:
+        """Publish."""
+        try:
+            return self._attempt()
+        except WouldWaitError as error:
+            return self._wait(error)
+
+    def _attempt(self) -> Reply:
+        if not self._aside:
+            return self._finish(self._publish())
+        return self._server.aside(self._conn, self._number, self._call, self._done, self._wait)
+
+    def _call(self) -> bytes:
+        self._result = self._publish()
+        return b""
+
+    def _done(self, _: bytes) -> Reply:
+        return self._finish(self._result)
+
+    def _wait(self, error: BaseException) -> Reply:
+        if not isinstance(error, WouldWaitError):
+            return self._server.error(self._number, error)
+        full, count = error.room, error.count
+        refusal = self._server.error(self._number, error)
+
+        def expire() -> Reply:
+            full.count_refusal(count)
+            return refusal
+
+        if self._deadline is not None and monotonic() >= self._deadline:
+            return expire()
+        bells = ((full.state, full.state.room),)
+        return self._server.wait_for(
+            self._conn, self._number, bells, self._again, self._deadline, expire
+        )
+
+    def _again(self) -> Reply:
+        """Try again, on the loop's thread: whether it is done has to be known here and now, or it
+        would be done once more."""
+        try:
+            return self._finish(self._publish())
+        except WouldWaitError:
+            return None
 
 
 def _options_of(

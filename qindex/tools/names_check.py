@@ -35,6 +35,7 @@ _ROOT_FILES = frozenset(
         layout.LOCK,
         layout.MOVES,
         layout.TRANSACTIONS,
+        layout.IMPORT,
         SNAPSHOT,
         layout.CONFIG,
         VHOST_FILE,
@@ -99,7 +100,10 @@ def check_names(
     for place, judge in places:
         for name in _list(fs, place):
             path = os.path.join(place, name)
-            odd = _special(fs, path)
+            mode = _mode(fs, path)
+            if judge is _in_root and name == layout.SERVER_SOCKET and mode and stat.S_ISSOCK(mode):
+                continue
+            odd = None if mode is None else special(mode)
             if odd is not None:
                 yield _foreign(path, odd, "it is not read")
                 continue
@@ -159,12 +163,6 @@ def _is_directory(fs: FileSystem, path: str) -> bool | None:
     """Tell whether it is a directory; ``None``: it was removed since it was listed."""
     mode = _mode(fs, path)
     return None if mode is None else stat.S_ISDIR(mode)
-
-
-def _special(fs: FileSystem, path: str) -> str | None:
-    """Say what it is, if neither a file nor a directory."""
-    mode = _mode(fs, path)
-    return None if mode is None else special(mode)
 
 
 def _mode(fs: FileSystem, path: str) -> int | None:

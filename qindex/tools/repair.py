@@ -100,7 +100,7 @@ def hold_store(fs: FileSystem, directory: str) -> LockFile | None:
     :class:`journal.errors.LockedError`, :class:`StorageError`."""
     path = os.path.join(directory, layout.LOCK)
     with storage_errors(path, "can't be locked"):
-        return hold_if_there(fs, path)
+        return hold_if_there(fs, path, remedy="end it first")
 
 
 def _copy(

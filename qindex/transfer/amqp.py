@@ -24,6 +24,7 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from journal.errors import StoreError, UsageError
 from qindex.format.envelope import make_envelope, open_envelope
 from qindex.format.message import Message
+from qindex.format.moved import Moved
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, message_of
 from qindex.format.rabbitmq.properties_format import (
     Properties,
@@ -34,7 +35,6 @@ from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_me
 from qindex.format.rabbitmq.table_format import PropertiesError, field
 from qindex.queue import run_clock
 from qindex.queue.delivery import Delivery
-from qindex.transfer.moved import Moved
 
 # pika logs each failed attempt: what there is to say is in the exception.
 logging.getLogger("pika").addHandler(logging.NullHandler())

@@ -15,7 +15,6 @@ import pika
 
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import Queue
 from qindex.transfer.amqp import (
     BrokerError,
     GuardedConnection,
@@ -27,7 +26,13 @@ from qindex.transfer.amqp import (
     parameters_of,
     raw_properties,
 )
-from qindex.transfer.restore import give_back_uncounted, restore, take_uncounted
+from qindex.transfer.ends import (
+    EitherQueue,
+    give_back_uncounted,
+    most_bytes,
+    restore,
+    take_uncounted,
+)
 
 __all__ = ["BATCH", "PushReport", "pull", "push", "ready"]
 
@@ -50,7 +55,7 @@ class PushReport:
 
 
 def push(
-    queue: Queue,
+    queue: EitherQueue,
     url: str,
     *,
     to: str | None = None,
@@ -86,7 +91,7 @@ def push(
 
 
 def _push_batch(
-    queue: Queue,
+    queue: EitherQueue,
     broker: _Publisher,
     most: int,
     target: str,
@@ -112,7 +117,9 @@ def _push_batch(
     return bool(held)
 
 
-def _settle(queue: Queue, held: list[Delivery], confirmed: set[int], report: PushReport) -> None:
+def _settle(
+    queue: EitherQueue, held: list[Delivery], confirmed: set[int], report: PushReport
+) -> None:
     done = [delivery for at, delivery in enumerate(held) if at in confirmed]
     queue.ack_many(done)
     report.messages += len(done)
@@ -232,7 +239,7 @@ def _close(connection: Any) -> None:
 def pull(
     url: str,
     source: str,
-    queue: Queue,
+    queue: EitherQueue,
     *,
     count: int | None = None,
     timeout: float = 1.0,
@@ -251,7 +258,7 @@ def pull(
     total = 0
     with broker_errors(url), raw_properties():
         connection = blocking_connection(parameters)
-        connection._impl.most_bytes = queue._parts.state.options.max_message_bytes
+        connection._impl.most_bytes = most_bytes(queue)
         try:
             with answered_within(connection, _SECONDS):
                 channel = connection.channel()

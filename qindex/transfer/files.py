@@ -11,8 +11,8 @@ from typing import BinaryIO, Protocol
 from journal.errors import StoreError, UnsafeFileError, UsageError
 from journal.fs.beneath import special
 from journal.fs.files import REAL, refuse_hole
+from qindex.format.moved import Moved
 from qindex.format.settings import QueueSettings, checked_name, settings_of_values
-from qindex.transfer.moved import Moved
 from qindex.view.reader import Row
 
 FORMATS = {"jsonl": "qindex.transfer.jsonl", "parquet": "qindex.transfer.parquet"}

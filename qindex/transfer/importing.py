@@ -16,6 +16,10 @@ Steps:
 After a crash in c, the queue's next seq_id tells how many of the batch are published: the import
 goes on behind them. That holds only if no other publisher has used the queue before it is
 resumed; an import notices that.
+
+Where a server has the store open others publish and consume meanwhile. There the note has a ticket
+of the server, which knows how many of its messages are published as long as it runs. When it has
+ended, and nobody has the store open, the seq_ids tell as above.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -42,18 +47,20 @@ from journal.fs.files import (
     unlink_if_there,
 )
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
-from qindex.engine.engine import Engine
+from qindex.client.queue import SharedQueue
+from qindex.format import layout
 from qindex.format.layout import MAX_NAME_BYTES
+from qindex.format.moved import Moved
 from qindex.format.priorities import LOW, SHIFT, priority_of
 from qindex.format.settings import NO_SETTINGS, checked_name
 from qindex.queue.parts import QueueParts
 from qindex.queue.queue import Queue
+from qindex.queue.restoring import mark_delivered, restore_level
+from qindex.transfer.ends import restore_shared, restored, ticket_for
 from qindex.transfer.exporting import Progress
 from qindex.transfer.files import FileFormat, Queues, format_of
-from qindex.transfer.moved import Moved
-from qindex.transfer.restore import mark_delivered, restore_level
 
-IMPORT_FILE = "qindex.import"
+IMPORT_FILE = layout.IMPORT
 """Name, in the store's directory, of the note about an import that is not finished."""
 _BATCH = 1000
 _TOGETHER = 16
@@ -96,12 +103,27 @@ def import_messages(
     if not sources:
         raise UsageError("no files to import")
     about = {"files": [source.about for source in sources], "queue": queue}
-    note = _Note(os.path.join(os.path.abspath(checked_path(directory)), IMPORT_FILE), about)
-    total = note.total
-    if total is None:
-        total = _check(sources, queue)
-    with qindex.open(directory, **options) as engine:
-        return _Import(engine, sources, queue, note, total, batch).run(progress)
+    where = os.path.abspath(checked_path(directory))
+    with _alone(where) if options.get("shared") else nullcontext():
+        note = _Note(os.path.join(where, IMPORT_FILE), about)
+        total = note.total
+        if total is None:
+            total = _check(sources, queue)
+        with qindex.open(directory, **options) as engine:
+            return _Import(engine, sources, queue, note, total, batch).run(progress)
+
+
+@contextmanager
+def _alone(directory: str) -> Iterator[None]:
+    """Keep other imports out of a store that a server has open for them all."""
+    with storage_errors(directory, "the store can't be opened"):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not REAL.lock(fd):
+            raise UsageError(f"{directory}: another import is under way")
+        yield
+    finally:
+        os.close(fd)
 
 
 class _Source:
@@ -148,7 +170,7 @@ _NOTE = Record(
         "done": _COUNT,
         "batch": Row((Text(MAX_NAME_BYTES, least=1), Int(0, (1 << 63) - 1), Int(1, MAX_SEQ_ID))),
     },
-    {"at": Row((_COUNT, Int(1, MAX_SEQ_ID), _COUNT, _COUNT))},
+    {"at": Row((_COUNT, Int(1, MAX_SEQ_ID), _COUNT, _COUNT)), "ticket": Text(64)},
 )
 
 _At = tuple[int, int, int, int]
@@ -169,6 +191,7 @@ class _Note:
         self.queue: str | None = None
         self.first = 0
         self.count = 0
+        self.ticket = b""
         with storage_errors(path, "can't be read"):
             data = read_optional(self._fs, path)
         if data is None:
@@ -180,19 +203,23 @@ class _Note:
             raise UsageError(f"{path}: damaged ({error}): remove it") from error
         self.total, self.done = values["total"], values["done"]
         self.queue, self.first, self.count = values["batch"]
+        self.ticket = bytes.fromhex(values.get("ticket", ""))
         alone = self.count, self.count, 0, 0
         self.together, self.size, self.batch, self.into = values.get("at", alone)
         if values["about"] != about:
             names = ", ".join(one[0] for one in values["about"]["files"])
             raise UsageError(f"{path}: an import of {names} is not finished (or they changed)")
 
-    def write(self, total: int, done: int, at: _At, queue: str, first: int, count: int) -> None:
+    def write(
+        self, total: int, done: int, at: _At, queue: str, first: int, count: int, ticket: bytes
+    ) -> None:
         values = {
             "about": self._about,
             "total": total,
             "done": done,
             "at": at,
             "batch": [queue, first, count],
+            "ticket": ticket.hex(),
         }
         replace_file(self._fs, self._path, json.dumps(values).encode())
 
@@ -204,7 +231,7 @@ class _Note:
 class _Import:
     def __init__(
         self,
-        engine: Engine,
+        engine: qindex.AnyEngine,
         sources: Sequence[_Source],
         queue: str | None,
         note: _Note,
@@ -217,6 +244,7 @@ class _Import:
         self._note = note
         self._total = total
         self._batch = batch
+        self._priorities: dict[str, int] = {}
 
     def run(self, progress: Progress | None) -> ImportReport:
         report = ImportReport(self._total)
@@ -275,14 +303,32 @@ class _Import:
     def _publish(self, name: str, batch: list[Moved], done: int, at: _At) -> None:
         """Publish the rest of a batch; ``done``: messages before those that are sorted with it."""
         rest = batch[at[-1] :]
-        level = self._engine.queue(name)._parts.level_for(rest[0].message)
+        queue = self._engine.queue(name)
+        if isinstance(queue, SharedQueue):
+            priority = priority_of(rest[0].message.properties, self._highest(name))
+            ticket, first = ticket_for(queue, priority, len(rest))
+            self._note.write(self._total, done, at, name, first, len(rest), ticket)
+            restore_shared(queue, ticket, rest)
+            return
+        assert isinstance(queue, Queue)
+        level = queue._parts.level_for(rest[0].message)
         first = level.state.base + level.producer.reserve(len(rest))
-        self._note.write(self._total, done, at, name, first, len(rest))
-        restore_level(level, rest)
+        self._note.write(self._total, done, at, name, first, len(rest), b"")
+        for _ in restore_level(level, rest):
+            pass
 
     def _finish_batch(self, name: str, batch: list[Moved]) -> int:
         """See how much of the batch that was under way is there."""
         queue = self._engine.queue(name)
+        if isinstance(queue, SharedQueue):
+            known = restored(queue, self._note.ticket)
+            if known is None:
+                raise UsageError(
+                    "the import was begun without the server that has the store now, which can't "
+                    "tell how much of it is there: end the server, and import again"
+                )
+            return known
+        assert isinstance(queue, Queue)
         level = queue._parts.level_at(self._note.first)
         there = 0 if level is None else self._published(queue, level)
         if level is not None:
@@ -330,14 +376,19 @@ class _Import:
         if window:
             yield window
 
+    def _highest(self, name: str) -> int:
+        """Return the highest priority of a queue, which is fixed once it holds messages."""
+        if name not in self._priorities:
+            self._priorities[name] = self._engine.queue(name).settings.max_priority or 0
+        return self._priorities[name]
+
     def _batches(self, window: list[Moved], size: int) -> Iterator[tuple[str, list[Moved]]]:
         """Give the messages of each queue, in order, a batch at a time."""
         by_queue: dict[tuple[str, int], list[Moved]] = {}
         for one in window:
             its = self._queue or one.queue
             assert its
-            highest = self._engine.queue(its).settings.max_priority or 0
-            place = its, priority_of(one.message.properties, highest)
+            place = its, priority_of(one.message.properties, self._highest(its))
             by_queue.setdefault(place, []).append(one)
         for (name, _), its_own in by_queue.items():
             for at in range(0, len(its_own), size):

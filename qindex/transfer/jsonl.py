@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from journal.errors import UsageError
+from qindex.format.moved import Moved, moved_of
 from qindex.format.settings import settings_values
 from qindex.transfer.files import FormatError, NamedRow, Queues, open_input, queues_of_values
-from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+from qindex.transfer.moved import FORMAT_VERSION, envelope_of, from_plain
 from qindex.view.reader import Row
 from qindex.view.row_json import json_line, row_json
 

@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 
 from journal.errors import UsageError
 from qindex.format.json_value import plain_value
+from qindex.format.moved import Moved, moved_of
 from qindex.format.settings import settings_values
 from qindex.transfer.files import FormatError, NamedRow, Queues, open_input, queues_of_values
-from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+from qindex.transfer.moved import FORMAT_VERSION, envelope_of, from_plain
 from qindex.view.reader import Row
 from qindex.view.row_json import json_line
 

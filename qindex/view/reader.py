@@ -444,7 +444,9 @@ class StoreReader:
         )
         if self.vhost is None:
             # Later than the queue: what was published by then is noted by now.
-            data = read_optional(self._fs, os.path.join(self.directory, layout.TRANSACTIONS))
+            path = os.path.join(self.directory, layout.TRANSACTIONS)
+            with storage_errors(path, "can't be read"):
+                data = read_optional(self._fs, path)
             if data:
                 pending = pending_in(data, one.name, one.priority or 0)
                 pinned.rules = replace(pinned.rules, pending=pending)

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -247,6 +248,44 @@ def test_cat_count_and_key(tmp_path: Path) -> None:
     assert bodies(run("cat", tmp_path, "q", "--key", "k1", "--json")) == [b"1", b"4", b"7"]
     assert bodies(run("cat", tmp_path, "q", "--key", "k1", "--count", 2, "--json")) == [b"1", b"4"]
     assert run("cat", tmp_path, "q", "--count", 0).out == b""
+
+
+def test_cat_of_a_priority_queue_is_in_order_of_delivery(tmp_path: Path) -> None:
+    """With the seq_ids that a program gets, whatever came back or is in the message store."""
+    chance = random.Random(4)
+    with qindex.open(tmp_path, segment_entry_count=16, embed_below=500) as engine:
+        queue = engine.queue("jobs", max_priority=5)
+        for number in range(120):
+            body, priority = bytes(chance.choice((1, 600))), chance.choice((None, 0, 1, 3, 5))
+            later = 1e6 if number % 20 == 7 else None
+            queue.publish(body, key=f"{number}", priority=priority, delay=later)
+            if number % 25 == 24:
+                engine.flush()
+        held = list(queue.get_many(40))
+        chance.shuffle(held)
+        for one in held[:10]:
+            one.ack()
+        for one in held[10:25]:
+            one.nack()
+        in_use = run("cat", tmp_path, "jobs", "--json").rows
+    rows = run("cat", tmp_path, "jobs", "--json").rows
+    assert [row["seq_id"] for row in in_use] == [row["seq_id"] for row in rows]
+    assert len(rows) == 110
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("jobs")
+        given = []
+        while (delivery := queue.get(timeout=0)) is not None:
+            given.append((delivery.seq_id, delivery.priority, delivery.key, delivery.redelivered))
+        assert queue.stats().delayed == 6
+    assert {priority for _, priority, *_ in given} == {0, 1, 3, 5}
+    delivered = {seq_id for seq_id, *_ in given}
+    found = [(row["seq_id"], row["priority"], row["key"], row["redelivered"]) for row in rows]
+    assert [one for one in found if one[0] in delivered] == given
+    # Those that are not due yet have the place in which they were published.
+    assert len(found) == len(given) + 6
+    for priority in (0, 1, 3, 5):
+        its_own = [seq_id for seq_id, its, *_ in found if its == priority]
+        assert its_own == sorted(its_own)
 
 
 def test_values_that_json_does_not_have(tmp_path: Path) -> None:

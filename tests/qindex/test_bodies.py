@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,17 @@ def test_dir_shows_the_interface(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         engine.queue("q")  # imports rooms of the package
     assert [name for name in dir(qindex) if not name.startswith("__")] == sorted(qindex.__all__)
+
+
+def test_a_large_body_is_not_kept_behind_its_delivery(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, embed_below=1 << 20) as engine:
+        for name, size in (("embedded", 10_000), ("stored", 2 << 20)):
+            queue = engine.queue(name)
+            queue.publish_many([bytes([at]) * size for at in range(4)])
+            for at in range(3):
+                delivery = queue.get()
+                body = delivery.body
+                assert body == bytes([at]) * size
+                delivery.ack()
+                del delivery
+                assert sys.getrefcount(body) == 2  # this name's, and the call's

@@ -10,7 +10,9 @@ import pytest
 
 import qindex
 from qindex.engine.read_only import ReadOnlyEngine
+from qindex.format import layout
 from tests.golden import golden
+from tests.hostile.tampering import FILES, Outside
 from tests.qindex.reader_support import open_small, tree
 
 ENGINE_WRITES = ("publish_to", "delete_queue", "compact", "sync", "flush")
@@ -170,3 +172,17 @@ def test_opened_with_a_variable(tmp_path: Path) -> None:
     for read_only in (True, False):
         with qindex.open(tmp_path, read_only=read_only) as engine:
             assert isinstance(engine, ReadOnlyEngine) == read_only
+
+
+@pytest.mark.parametrize("how", ["directory", "FIFO", "sparse"])
+def test_something_else_in_the_place_of_the_transactions(tmp_path: Path, how: str) -> None:
+    with open_small(tmp_path / "data") as writer:
+        writer.queue("q").publish(b"x")
+    place = tmp_path / "data" / layout.TRANSACTIONS
+    FILES[how](place, Outside(tmp_path / "outside"))
+    with qindex.open(tmp_path / "data", read_only=True) as engine:
+        queue = engine.queue("q")
+        for look in (queue.peek, queue.stats, queue.__len__, lambda: list(queue)):
+            with pytest.raises(qindex.StorageError, match="can't be read") as raised:
+                look()
+            assert raised.value.path == str(place)

@@ -8,7 +8,7 @@ import pytest
 
 import qindex
 from qindex.queue.delivery_counts import FILE_NAME
-from qindex.transfer.restore import give_back_uncounted, take_uncounted
+from qindex.transfer.ends import give_back_uncounted, take_uncounted
 from tests.qindex.support import copy_live, open_quietly, queue_directory
 
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,54 @@ def test_values_that_can_not_be_right(tmp_path: Path) -> None:
     error = pickle.loads(pickle.dumps(qindex.DuplicateError(7, "a message holds it")))
     assert error.seq_id == 7
     assert "seq_id 7" in str(error)
+
+
+WITHOUT_KEY: tuple[dict[str, Any], ...] = ({"until": "delivered"}, {"window": 5.0})
+BODIES: tuple[Any, ...] = (b"x", qindex.Message(b"x"))
+
+
+def refused_without_key() -> Any:
+    return pytest.raises(qindex.UsageError, match=r"(until|window)= needs unique=")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_options_of_a_key_need_the_key(tmp_path: Path, shared: bool) -> None:
+    given: dict[str, Any] = {"shared": True, "linger": 0} if shared else {}
+    with qindex.open(tmp_path, **given) as engine:
+        engine.queue("jobs", max_priority=3)
+        for name, body, options in product(("q", "jobs"), BODIES, WITHOUT_KEY):
+            queue = engine.queue(name)
+            with refused_without_key():
+                queue.publish(body, **options)
+            with refused_without_key():
+                queue.publish(body, confirm=True, priority=1 if name == "jobs" else None, **options)
+            with engine.transaction() as tx:
+                with refused_without_key():
+                    tx.publish(name, body, **options)
+                tx.publish(name, body, until="acked")
+            assert queue.publish(body, until="acked") >= 0
+            assert queue.purge() == 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_options_of_a_key_need_the_key_of_coroutines(
+    tmp_path: Path, shared: bool, durability: str
+) -> None:
+    async def main() -> None:
+        given: dict[str, Any] = {"shared": True, "linger": 0} if shared else {}
+        async with qindex.aio.open(tmp_path, durability=durability, **given) as engine:
+            queue = await engine.queue("q")
+            for body, options in product(BODIES, WITHOUT_KEY):
+                with refused_without_key():
+                    await queue.publish(body, **options)
+                async with engine.transaction() as tx:
+                    with refused_without_key():
+                        await tx.publish("q", body, **options)
+            assert await queue.publish(b"x", until="acked") >= 0
+            assert await queue.purge() == 1
+
+    asyncio.run(main())
 
 
 def test_threads_race_for_one_key(tmp_path: Path) -> None:

@@ -62,6 +62,65 @@ def test_a_publish_waits_for_room_that_another_client_makes(tmp_path: Path) -> N
         assert [one.body for one in other.queue("q").get_many(9)] == [b"2", b"3"]
 
 
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_waits_for_room_is_published_once(tmp_path: Path, durability: Any, size: int) -> None:
+    with (
+        qindex.open(tmp_path, shared=True, linger=0, durability=durability) as engine,
+        qindex.open(tmp_path, shared=True) as other,
+    ):
+        queue, seen = engine.queue("q", max_length=1, overflow="block"), other.queue("q")
+        queue.publish(b"first")
+        bodies = [bytes([at]) * size for at in range(12)]
+        ways: list[Any] = [
+            lambda one: queue.publish(one, confirm=True),
+            lambda one: queue.publish_many([one]),
+            lambda one: engine.publish_to(["q"], one),
+        ]
+        threads = [
+            threading.Thread(target=ways[at % 3], args=(one,)) for at, one in enumerate(bodies)
+        ]
+        for thread in threads:
+            thread.start()
+        got = []
+        for _ in range(13):
+            with seen.get(timeout=WAIT) as delivery:  # type: ignore[union-attr]
+                got.append(delivery.body)
+        for thread in threads:
+            thread.join(WAIT)
+        assert sorted(got) == sorted([b"first", *bodies])
+        stats = queue.stats()
+        assert (stats.published, stats.ready, stats.unacked, stats.refused) == (13, 0, 0, 0)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_get_that_waited_takes_one_message(tmp_path: Path, durability: Any) -> None:
+    with (
+        qindex.open(tmp_path, shared=True, linger=0, durability=durability) as engine,
+        qindex.open(tmp_path, shared=True) as other,
+    ):
+        queue, sender = engine.queue("q"), other.queue("q")
+        queue.publish(b"0")
+        delivery = queue.get()
+        for number in range(1, 4):
+            waiting: list[Any] = []
+            taker = threading.Thread(
+                target=lambda held=delivery, got=waiting: got.append(queue.get(WAIT, ack=held))
+            )
+            taker.start()
+            while queue.stats().unacked:
+                time.sleep(0.005)
+            sender.publish(b"%d" % number)
+            taker.join(WAIT)
+            delivery = waiting[0]
+            assert delivery.body == b"%d" % number
+            sender.publish_many([b"next", b"last"])
+            assert [one.body for one in sender.get_many(9)] == [b"next", b"last"]
+            sender.ack_up_to(1 << 40)
+            sender.publish(b"0")
+            delivery = queue.get()
+
+
 def test_threads_share_an_engine_and_a_consumer(tmp_path: Path) -> None:
     count = by_tier(quick=400, all=5000, nightly=50_000)
     with qindex.open(tmp_path, shared=True, linger=0) as engine:

@@ -74,6 +74,27 @@ def test_commands_use_a_running_server(tmp_path: Path) -> None:
     end_server(tmp_path / "data")
 
 
+def test_commands_that_need_a_store_at_rest_say_so(tmp_path: Path) -> None:
+    data, out = str(tmp_path / "data"), str(tmp_path / "out")
+    with qindex.open(data, shared=True, linger=0) as engine:
+        engine.queue("q").publish(b"x")
+        pid = server_pid(tmp_path / "data")
+        for arguments in (
+            ("repair", data, "--out", out),
+            ("convert", data, "--to", "2", "--out", out),
+        ):
+            refused = run(*arguments)
+            assert (refused.code, len(refused.complaints)) == (2, 1)
+            assert f"is open for writing by process {pid}; end it first" in refused.complaints[0]
+            assert not (tmp_path / "out").exists()
+        second = run("serve", data)
+        assert (second.code, len(second.complaints)) == (2, 1)
+        # Those that look do so beside it.
+        assert run("verify", data).code == 0
+        assert run("export", data, "--out", f"{out}.jsonl").code == 0
+    end_server(tmp_path / "data")
+
+
 def test_serve_refuses_what_it_can_not_do(tmp_path: Path) -> None:
     for arguments in (["--durability", "x"], ["--group", "no such group"]):
         refused = run("serve", str(tmp_path / "data"), *arguments)

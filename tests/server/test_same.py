@@ -139,6 +139,18 @@ class Player:
         if found is not None:
             self.held.append(found)
 
+    def get_first(self, queue: AnyQueue) -> None:
+        rng = self.rng
+        timeout: Any = rng.choice([0, 0, 0, 0.001, "x"])
+        lease = rng.choice([None, None, 10_000, -1])
+        queues: Any = [queue, *rng.choices(["a", "b", "letters", queue, "new", ""], k=2)]
+        if rng.random() < 0.2:
+            queues = rng.choice([[], "a", queue, [5]])
+        found = self.note("get first", lambda: self.engine.get(queues, timeout, lease=lease))
+        if found is not None:
+            self.log.append(found.queue_name)
+            self.held.append(found)
+
     def get_ack(self, queue: AnyQueue) -> None:
         if self.held:
             before = self.held.pop(self.rng.randrange(len(self.held)))
@@ -276,6 +288,7 @@ VERBS = [
     Player.publish_many,
     Player.publish_to,
     *2 * [Player.get],
+    Player.get_first,
     Player.get_ack,
     Player.get_many,
     Player.consume,

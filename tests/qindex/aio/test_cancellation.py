@@ -16,6 +16,7 @@ import pytest
 import qindex
 import qindex.aio
 from qindex.aio.engine import open_store
+from qindex.aio.shared import SharedTransaction
 from qindex.options import Durability
 from tests.qindex.support import WAIT, GateFileSystem
 
@@ -346,3 +347,104 @@ class _LastSets:
             self._left -= 1
             if not self._left:
                 self._event.set()
+
+
+class Mover:
+    """A queue with one message, and the transaction that moves it to another queue."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.held: Any = None
+
+    async def move(self, at_the_end: Callable[[], Any]) -> None:
+        queue = await self.engine.queue("from")
+        await queue.publish(b"x")
+        self.held = await queue.get()
+        async with self.engine.transaction() as tx:
+            await tx.publish("to", self.held.body)
+            await tx.ack(self.held)
+            at_the_end()
+
+    async def has_moved(self) -> bool:
+        there = len(await (await self.engine.queue("to")).peek(9))
+        assert self.held.settled == bool(there)
+        if not there:
+            await self.held.ack()
+        stats = await (await self.engine.queue("from")).stats()
+        assert (stats.ready, stats.unacked) == (0, 0)
+        return bool(there)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_transaction_that_is_cancelled_as_its_block_ends_rolls_back(
+    tmp_path: Path, shared: bool
+) -> None:
+    given: dict[str, Any] = {"shared": True, "linger": 0} if shared else {}
+
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path, **given) as engine:
+            mover = Mover(engine)
+
+            def end() -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+
+            await cancelled(asyncio.create_task(mover.move(end)))
+            assert not await mover.has_moved()
+
+    run(main)
+
+
+def test_a_transaction_that_is_cancelled_as_it_commits_is_committed(tmp_path: Path) -> None:
+    entered, held = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        entered.set()
+        held.wait(WAIT)
+
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path) as engine:
+            mover = Mover(engine)
+            helper = engine._ports.helper
+
+            def end() -> None:
+                helper.submit(hold_up)
+                entered.wait(WAIT)
+
+            task = asyncio.create_task(mover.move(end))
+            while not (entered.is_set() and helper._executor._work_queue.qsize()):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+            held.set()
+            await cancelled(task)
+            assert await mover.has_moved()
+
+    run(main)
+
+
+def test_a_shared_transaction_that_is_cancelled_as_it_commits_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        entered, held = asyncio.Event(), asyncio.Event()
+        commit = SharedTransaction._end
+
+        async def hold_up(self: SharedTransaction, **options: Any) -> None:
+            entered.set()
+            await held.wait()
+            await commit(self, **options)
+
+        monkeypatch.setattr(SharedTransaction, "_end", hold_up)
+        async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:
+            mover = Mover(engine)
+            task = asyncio.create_task(mover.move(lambda: None))
+            await entered.wait()
+            task.cancel()
+            await asyncio.sleep(0)
+            held.set()
+            await cancelled(task)
+            assert await mover.has_moved()
+
+    run(main)

@@ -301,9 +301,9 @@ def restore(queue, batch):
     global calls
     calls += 1
     if calls == int(sys.argv[3]):
-        whole(queue, batch[:int(sys.argv[4])])
+        list(whole(queue, batch[:int(sys.argv[4])]))
         os.kill(os.getpid(), 9)
-    whole(queue, batch)
+    return whole(queue, batch)
 importing.restore_level = restore
 import_messages([sys.argv[1]], sys.argv[2], batch=10)
 """

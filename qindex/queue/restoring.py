@@ -1,0 +1,98 @@
+"""Publish messages as they were elsewhere: their timestamps, expiry, and as delivered before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from journal.errors import StoreError
+from qindex.format.moved import Moved
+from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.queue.parts import QueueParts
+from qindex.queue.prepared_message import Notes, Prepared
+from qindex.queue.producing import Producer
+from qindex.queue.queue import Queue
+
+
+def restore(queue: Queue, moved: Sequence[Moved]) -> Iterator[int]:
+    """Append messages, in order; those of a priority queue to the levels of their priorities.
+    Yields how many are there, after each append.
+
+    Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. One that
+    a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as persistent:
+    with the engine's end they would be gone. Raises as :meth:`qindex.queue.queue.Queue.publish`;
+    then a first part of them may be published.
+    """
+    done = 0
+    for level, group in groupby(moved, lambda one: queue._parts.level_for(one.message)):
+        its_own = list(group)
+        for count in restore_level(level, its_own):
+            yield done + count
+        done += len(its_own)
+
+
+def restore_level(level: QueueParts, moved: Sequence[Moved]) -> Iterator[int]:
+    """Append messages to a queue or to one level of a priority queue, as :func:`restore`."""
+    producer = level.producer
+    done = 0
+    for expiry, group in groupby(moved, lambda one: one.expiry):
+        its_own = list(group)
+        items = [_prepared(producer, one) for one in its_own]
+        marks = _Marks(level, its_own)
+        producer.store_and_append(items, expiry, True, held=[], notes=marks)
+        done += len(items)
+        yield done
+        if marks.error is not None:
+            raise marks.error
+
+
+def _prepared(producer: Producer, moved: Moved) -> Prepared:
+    message = moved.message
+    producer.check_message(message, any_depth=True)
+    if not isinstance(message.properties, RabbitProperties):
+        return producer.prepared(message, True)
+    state = producer.state
+    assert state.messages is not None
+    size = len(message.body)
+    msg_id = state.messages.new_id(size)
+    vhost = message.properties.source.vhost
+    record = encode_rabbitmq(message, vhost, msg_id, moved.persistent)
+    if len(record) < state.options.embed_below:
+        return Prepared(msg_id, size, record, None, sealed=True)
+    return Prepared(msg_id, size, b"", record, sealed=True)
+
+
+class _Marks(Notes):
+    """Mark those of an append that were delivered before, before anybody else sees them.
+
+    ``error``: that failed, and the messages are there all the same.
+    """
+
+    def __init__(self, level: QueueParts, moved: Sequence[Moved]) -> None:
+        self._index = level.state.index
+        self._moved = moved
+        self._first = 0
+        self.error: StoreError | None = None
+
+    def before(self, first: int, items: Sequence[Prepared]) -> None:
+        self._first = first
+
+    def after(self) -> None:
+        try:
+            self.mark(self._first)
+        except StoreError as error:
+            self.error = error
+
+    def mark(self, first: int) -> None:
+        """Mark them, published from ``first`` on. The queue's lock is held."""
+        seqs = [first + at for at, one in enumerate(self._moved) if one.redelivered]
+        if seqs:
+            self._index.note_delivered(np.array(seqs, np.int64))
+
+
+def mark_delivered(level: QueueParts, first: int, moved: Sequence[Moved]) -> None:
+    """Note of those that were delivered before, published from ``first`` on, that they were."""
+    with level.state.lock, level.state:
+        _Marks(level, moved).mark(first)
