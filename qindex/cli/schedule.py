@@ -17,7 +17,6 @@ from qindex.cli.tables import aligned
 from qindex.cli.traffic import split_header
 from qindex.view.reader import StoreReader
 from qindex.view.row_json import body_fields
-from qindex.worker import schedules
 
 schedule_app: typer.Typer = typer.Typer(
     name="schedule",
@@ -71,9 +70,7 @@ def _json(one: qindex.Schedule) -> dict[str, Any]:
 def _listed(directory: str) -> dict[str, qindex.Schedule]:
     """Read the schedules from the files of the store, which may be in use."""
     with qindex.open(directory, read_only=True) as reading:
-        if schedules.QUEUE not in reading.queue_names():
-            return {}
-        return schedules.by_name(reading.queue(schedules.QUEUE))
+        return reading.schedules()
 
 
 @schedule_app.command("add")

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from journal.errors import ClosedError, UsageError
 from journal.findings import Finding
@@ -20,6 +20,9 @@ from qindex.format.message import Message
 from qindex.format.settings import QueueSettings
 from qindex.queue.delivery import LOOKED_AT, Delivery, make_delivery
 from qindex.view.reader import QueueReader, QueueSummary, Row, StoreReader
+
+if TYPE_CHECKING:
+    from qindex.worker.schedules import Schedule
 
 _log = logging.getLogger("qindex.engine")
 
@@ -109,6 +112,9 @@ class ReadOnlyQueue:
     sync = _refuse
     cancel = _refuse
     move = _refuse
+    configure = _refuse
+    run = _refuse
+    redrive = _refuse
 
     def __repr__(self) -> str:
         return f"<ReadOnlyQueue {self.name!r}>"
@@ -167,7 +173,15 @@ class ReadOnlyEngine:
         self._check_open()
         raise UsageError(self._refusal)
 
+    def schedules(self) -> dict[str, Schedule]:
+        """Return the schedules by their names, to look at; see
+        :meth:`qindex.engine.engine.Engine.schedules`."""
+        from qindex.worker.schedules import QUEUE, by_name
+
+        return by_name(self.queue(QUEUE)) if QUEUE in self.queue_names() else {}
+
     get = _refuse
+    schedule = _refuse
     publish_to = _refuse
     transaction = _refuse
     delete_queue = _refuse

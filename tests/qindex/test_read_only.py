@@ -15,10 +15,10 @@ from tests.golden import golden
 from tests.hostile.tampering import FILES, Outside
 from tests.qindex.reader_support import open_small, tree
 
-ENGINE_WRITES = ("publish_to", "delete_queue", "compact", "sync", "flush")
+ENGINE_WRITES = ("publish_to", "delete_queue", "compact", "sync", "flush", "schedule")
 QUEUE_WRITES = (
     *("publish", "publish_many", "get", "get_many", "consume", "ack", "ack_many", "ack_up_to"),
-    *("nack", "reject", "purge", "flush", "sync"),
+    *("nack", "reject", "purge", "flush", "sync", "run", "redrive", "configure"),
 )
 
 

@@ -20,6 +20,8 @@ def handle(delivery: Any) -> None:
         path, _, text = rest.partition(" ")
         with open(path, "a") as file:
             file.write(f"{text} {delivery.delivery_count} {os.getpid()}\n")
+        if text == "slowly":
+            time.sleep(600)
     elif what == "raise":
         raise ValueError(rest)
     elif what == "kill":

@@ -66,10 +66,9 @@ def test_a_signal_waits_for_the_handler_and_a_second_one_does_not(
     out, data = tmp_path / "out", tmp_path / "data"
     with qindex.open(data, shared=True) as engine:
         queue = engine.queue("q")
-        queue.publish_many([f"write {out} x".encode(), b"sleep 600"])
+        queue.publish(f"write {out} slowly".encode())
         process = start(HANDLE, data, "q", *kind, "--grace", 600)
         wait_until(lambda: lines(out))
-        wait_until(lambda: not len(queue) and queue.stats().messages == 1)
         process.send_signal(number)
         time.sleep(0.3)
         assert process.poll() is None
@@ -79,7 +78,7 @@ def test_a_signal_waits_for_the_handler_and_a_second_one_does_not(
         assert "given back" in errors
         again = queue.get(timeout=WAIT)
         assert again is not None
-        assert (again.body, again.delivery_count) == (b"sleep 600", 1)
+        assert again.delivery_count == 1
         again.ack()
 
 
