@@ -21,7 +21,7 @@ from tests import effort
 
 pytestmark = pytest.mark.interpreted
 ROOT = Path(__file__).parents[2]
-PARTS = effort.by_tier(quick=60, all=8, nightly=8)
+PARTS = effort.by_tier(quick=120, all=8, nightly=8)
 _NIGHTLY_SLICES = 40
 _SECONDS = effort.by_tier(quick=60, all=120, nightly=3600)
 """CPU seconds that one workload may take."""
@@ -40,6 +40,8 @@ NAMES = names()
 
 _LONG = {
     "dead_letters_in_order": 6,
+    "transact_flush_fsync": 5,
+    "transact_close": 3,
     "reject_reject": 4,
     "follow_publish_flush": 4,
     "close_close": 4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import os
 import signal
 import socket
@@ -15,7 +16,10 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+
+import pytest
 
 import qindex
 from tests.effort import by_tier, chance
@@ -270,5 +274,43 @@ def test_mails_of_a_web_service_are_sent_by_workers_that_are_killed(tmp_path: Pa
         for process in [*workers, web]:
             process.terminate()
             process.wait(WAIT)
+    os.kill(server_pid(data), signal.SIGTERM)  # it would linger
+    end_server(data)
+
+
+def test_each_report_is_made_once_by_three_processes_that_are_killed(tmp_path: Path) -> None:
+    data, reports = tmp_path / "data", tmp_path / "reports"
+    environment = os.environ | {"NIGHTLY": str(data), "REPORTS": str(reports), "EVERY": "0.25"}
+    command = [sys.executable, "-P", str(EXAMPLES / "nightly.py")]
+    count = by_tier(quick=8, all=40, nightly=400)
+    rng = chance("nightly")
+
+    def instants() -> list[str]:
+        if not reports.exists():
+            return []
+        return [line.split()[0] for line in reports.read_text().splitlines()]
+
+    processes = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    kills = 0
+    deadline = time.monotonic() + WAIT + count
+    try:
+        while len(set(instants())) < count:
+            assert time.monotonic() < deadline
+            time.sleep(rng.uniform(0.2, 0.6))
+            if instants():
+                at = rng.randrange(3)
+                processes[at].kill()
+                processes[at].wait(WAIT)
+                processes[at] = subprocess.Popen(command, env=environment)
+                kills += 1
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(WAIT)
+    found = [datetime.fromisoformat(one).timestamp() for one in instants()]
+    # A report whose process was killed between its line and its ack is made again.
+    assert len(found) - len(set(found)) <= kills
+    gaps = [after - before for before, after in itertools.pairwise(sorted(set(found)))]
+    assert all(gap == pytest.approx(0.25, abs=1e-3) for gap in gaps)
     os.kill(server_pid(data), signal.SIGTERM)  # it would linger
     end_server(data)
