@@ -18,7 +18,7 @@ cdef class SharedOwner(Owner):
 
 cdef class SharedQueue(Opens):
     cdef object __weakref__
-    cdef public object _call, _make
+    cdef public object _call, _coder, _make
     cdef public SharedOwner _owner
 
     @cython.locals(home=Home, its_owner=SharedOwner, owner=SharedOwner, values=list)
