@@ -72,6 +72,9 @@ def worker_command(
         Path | None,
         typer.Option(help="A file to write every five seconds, for probes.", show_default=False),
     ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Messages to take and acknowledge at a time.")
+    ] = 1,
     schedules: Annotated[
         bool, typer.Option("--schedules", help="Publish the messages of schedules, too.")
     ] = False,
@@ -100,6 +103,7 @@ def worker_command(
             max_tasks=max_tasks,
             max_memory=max_memory,
             health=None if health is None else str(health),
+            batch=batch,
             until_empty=until_empty,
         )
         if not logging.getLogger().handlers:  # the handler's module has set up none

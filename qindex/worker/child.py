@@ -16,11 +16,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from journal.errors import StoreError, UsageError
 from qindex.client.calls import Parts
+from qindex.format.message import Message
 from qindex.queue.delivery import Delivery, make_delivery
 from qindex.worker.outcomes import (
     HandlerError,
@@ -116,10 +118,11 @@ def load_handlers(name: str) -> Handlers:
     return handlers
 
 
-def serve(pipe: Connection, handlers: Handlers | str, stacks: str) -> None:
+def serve(pipe: Connection, handlers: Handlers | str, stacks: str, started: Any) -> None:
     """Run handlers until the pipe is closed.
 
-    ``stacks``: the file that gets the stacks of all threads at each SIGUSR1.
+    ``stacks``: the file that gets the stacks of all threads at each SIGUSR1. ``started``: shared
+    memory that says which message of its batch is being handled.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -135,30 +138,38 @@ def serve(pipe: Connection, handlers: Handlers | str, stacks: str) -> None:
         pipe.send(error)
         return
     pipe.send(None)
-    with asyncio.Runner() as loop:
+    with asyncio.Runner() as loop, suppress(EOFError, BrokenPipeError):
         while True:
-            try:
-                seq_id, redelivered, count, expiry, message, name = pipe.recv()
-            except EOFError:
-                return
-            owner = _Asking(pipe)
-            owner.name = name
-            extra: Any = Parts(message, expiry)
-            delivery = make_delivery(owner, seq_id, message.body, redelivered, extra)
-            delivery._count = count
-            failure: BaseException | None = None
-            try:
-                made = handler_for(found, message.properties.get("type"))(delivery)
-                if is_asynchronous:
-                    loop.run(made)
-            except (Retry, Reject, StoreError) as raised:
-                failure = raised
-            except BaseException as raised:
-                failure = HandlerError(cause_of(raised), traceback.format_exc())
-            try:
-                pipe.send(("done", failure, _memory()))
-            except BrokenPipeError:
-                return
+            for at, task in enumerate(pipe.recv()):
+                started.value = at
+                delivery = _delivery_of(pipe, *task)
+                try:
+                    made = handler_for(found, delivery.properties.get("type"))(delivery)
+                    if is_asynchronous:
+                        loop.run(made)
+                except (Retry, Reject, StoreError) as raised:
+                    pipe.send(("failed", at, raised))
+                except BaseException as raised:
+                    error_text = HandlerError(cause_of(raised), traceback.format_exc())
+                    pipe.send(("failed", at, error_text))
+            pipe.send(("done", _memory()))
+
+
+def _delivery_of(
+    pipe: Connection,
+    seq_id: int,
+    redelivered: bool,
+    count: int,
+    expiry: int,
+    message: Message,
+    name: str,
+) -> Delivery:
+    owner = _Asking(pipe)
+    owner.name = name
+    extra: Any = Parts(message, expiry)
+    delivery = make_delivery(owner, seq_id, message.body, redelivered, extra)
+    delivery._count = count
+    return delivery
 
 
 def _memory() -> int:

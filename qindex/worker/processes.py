@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
@@ -49,37 +49,62 @@ class InProcess:
         self._stopping = stopping
         self._count_restart = count_restart
         self._stacks = tempfile.NamedTemporaryFile(prefix="qindex-stacks-")  # noqa: SIM115
+        self._started = _SPAWN.RawValue("Q", 0)
         self._tasks = 0
         self._pipe: Connection
         self._process: Any
         self._begin()
 
-    def call(self, delivery: Delivery) -> None:
-        """Have a message handled. Raises what the handler raised, :class:`TimedOutError` and
-        :class:`ProcessDiedError`."""
-        deadline = None if self._timeout is None else monotonic() + self._timeout
+    def run(self, batch: Sequence[Delivery]) -> Iterator[BaseException | None]:
+        """See :meth:`qindex.worker.runners.Runner.run`. Ends behind a message whose process died,
+        or was killed at its timeout."""
+        at = 0  # of the next message whose end is to be told
+        is_killed = False
         try:
-            self._pipe.send(child.task_of(delivery))
+            self._started.value = 0
+            self._pipe.send(list(map(child.task_of, batch)))
             while True:
-                left = None if deadline is None else max(0.0, deadline - monotonic())
-                if not self._pipe.poll(left):
-                    raise self._kill_hanging(delivery)
+                if not is_killed and not self._has_news():
+                    is_killed = True
+                    self._kill_hanging(batch[self._started.value])
                 what, *values = self._pipe.recv()
                 if what == "done":
-                    break
-                self._pipe.send(_called(delivery, *values))
+                    yield from [None] * (len(batch) - at)
+                    self._tasks += len(batch)
+                    self._replace_if_due(values[0], is_killed=is_killed)
+                    return
+                if what == "call":
+                    self._pipe.send(_called(batch[self._started.value], *values))
+                    continue
+                number, error = values
+                yield from [None] * (number - at)
+                yield error
+                at = number + 1
         except (EOFError, ConnectionError):
-            error = ProcessDiedError(self._how_it_ended())
-            self._begin_anew()
-            raise error from None
-        raised, memory = values
-        self._tasks += 1
+            how = self._how_it_ended()
+        # What it told before it died has been read.
+        yield from [None] * (self._started.value - at)
+        self._begin_anew()
+        if is_killed:
+            yield TimedOutError(f"its process was killed after {self._timeout:g} s")
+        else:
+            yield ProcessDiedError(how)
+
+    def _has_news(self) -> bool:
+        """Wait until the process tells something, or return False if one handler takes longer than
+        its timeout."""
+        while True:
+            before = self._started.value
+            if self._pipe.poll(self._timeout):
+                return True
+            if self._started.value == before:
+                return False
+
+    def _replace_if_due(self, memory: int, *, is_killed: bool) -> None:
         too_many = self._max_tasks is not None and self._tasks >= self._max_tasks
-        if too_many or (self._max_memory is not None and memory > self._max_memory):
+        if is_killed or too_many or (self._max_memory is not None and memory > self._max_memory):
             self._end()
             self._begin_anew()
-        if raised is not None:
-            raise raised
 
     def stack(self) -> str:
         """Return the stacks of the process, as far as it writes them in time."""
@@ -109,7 +134,7 @@ class InProcess:
             self._tasks = 0
             self._pipe, theirs = _SPAWN.Pipe()
             self._process = _SPAWN.Process(
-                target=child.serve, args=(theirs, self._handler, self._stacks.name)
+                target=child.serve, args=(theirs, self._handler, self._stacks.name, self._started)
             )
             self._process.start()
             theirs.close()
@@ -148,14 +173,11 @@ class InProcess:
             return f"its process was killed by {signal.Signals(-code).name}"
         return f"its process ended with exit code {code}"
 
-    def _kill_hanging(self, delivery: Delivery) -> TimedOutError:
+    def _kill_hanging(self, delivery: Delivery) -> None:
         log.warning(
             "queue=%s seq_id=%d timed out:\n%s", delivery.queue_name, delivery.seq_id, self.stack()
         )
         self._process.kill()
-        self._end()
-        self._begin_anew()
-        return TimedOutError(f"its process was killed after {self._timeout:g} s")
 
 
 def _called(

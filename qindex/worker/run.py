@@ -12,47 +12,33 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from journal.errors import (
-    ClosedError,
-    DamageError,
-    DisconnectedError,
-    LeaseExpiredError,
-    QueueFullError,
-    StoreError,
     UsageError,
 )
 from qindex.queue.delivery import Delivery
 from qindex.worker.child import load_handlers
 from qindex.worker.outcomes import (
-    FULL_PAUSE,
-    GIVEN_BACK,
-    LONGEST_PAUSE,
-    SHORTEST_PAUSE,
     Figures,
     Handlers,
     Outcome,
-    TimedOutError,
     checked_handlers,
-    handler_for,
     log,
     log_failure,
     outcome_of,
     wanted_settings,
 )
-from qindex.worker.tasks import within
+from qindex.worker.runners import InThread, OnLoop, Runner
+from qindex.worker.slots import Slot
 
 if TYPE_CHECKING:
-    from qindex.client.faces import AnyConsumer, AnyQueue
+    from qindex.client.faces import AnyQueue
     from qindex.metrics import Family
 
 _CUT = 0.2
@@ -86,206 +72,8 @@ class WorkerOptions(TypedDict, total=False):
     max_tasks: int | None
     max_memory: int | None
     health: str | None
+    batch: int
     until_empty: bool
-
-
-class Runner(Protocol):
-    """Calls the handler for the messages of one slot."""
-
-    def call(self, delivery: Delivery) -> None:
-        """Call it; raise what it raises."""
-
-    def stack(self) -> str:
-        """Return what it is doing."""
-
-    def cut(self) -> None:
-        """End it if possible: its message is given back."""
-
-    def close(self) -> None:
-        """End; there are no more messages."""
-
-
-class Slot:
-    """One place for a running handler, and the thread that fills it."""
-
-    def __init__(self, worker: Worker, make_runner: Callable[[], Runner]) -> None:
-        self._worker = worker
-        self._make_runner = make_runner
-        self.runner: Runner | None = None
-        self._lock = threading.Lock()
-        self._consumer: AnyConsumer | None = None
-        self.delivery: Delivery | None = None
-        self.since = 0.0
-        self.is_reported = False
-        self.thread = threading.Thread(target=self._run, name="qindex worker", daemon=True)
-
-    def stop(self) -> None:
-        """Take no more messages."""
-        if self._consumer is not None:
-            self._consumer.stop()
-
-    def cut(self) -> bool:
-        """Give back the message whose handler runs. Return whether there was one."""
-        with self._lock:
-            delivery, self.delivery = self.delivery, None
-            if delivery is None:
-                return False
-            if self.runner is not None:
-                self.runner.cut()
-            with suppress(StoreError):
-                _settle(delivery, GIVEN_BACK)
-            log.warning(
-                "queue=%s seq_id=%d cut: given back, not counted",
-                self._worker.queue.name,
-                delivery.seq_id,
-            )
-            return True
-
-    def keep(self, seconds: float) -> None:
-        """Extend the lease of the message whose handler runs."""
-        with self._lock, suppress(StoreError):
-            if self.delivery is not None and not self.delivery.settled:
-                self.delivery.extend_lease(seconds)
-
-    def _run(self) -> None:
-        try:
-            self.runner = self._make_runner()
-            try:
-                self._take()
-            finally:
-                self.runner.close()
-        except BaseException as error:
-            self._worker.fail(error)
-        finally:
-            self._worker.tell("ended")
-
-    def _take(self) -> None:
-        worker = self._worker
-        pause = SHORTEST_PAUSE
-        timeout = 0.0 if worker.until_empty else None
-        while not worker.stopping.is_set():
-            self._consumer = worker.queue.consume(prefetch=1, timeout=timeout, lease=worker.lease)
-            if worker.stopping.is_set():
-                return
-            try:
-                for delivery in self._consumer:
-                    pause = SHORTEST_PAUSE
-                    self._handle(delivery)
-                return
-            except DamageError as error:
-                log.error("queue=%s damaged message passed over: %s", worker.queue.name, error)
-            except DisconnectedError as error:
-                log.warning("queue=%s %s", worker.queue.name, error)
-                worker.stopping.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            except ClosedError:
-                if not worker.stopping.is_set():
-                    raise
-
-    def _handle(self, delivery: Delivery) -> None:
-        assert self.runner is not None
-        with self._lock:
-            if self._worker.stopping.is_set():  # it came as the worker ended
-                _settle(delivery, GIVEN_BACK)
-                return
-            self.since = monotonic()
-            self.is_reported = False
-            self.delivery = delivery
-        attempt = delivery.delivery_count
-        error: BaseException | None = None
-        try:
-            self.runner.call(delivery)
-        except BaseException as raised:
-            error = raised
-        outcome = self._worker.judge(delivery, attempt, error)
-        while True:
-            with self._lock:
-                if self.delivery is None:
-                    return  # it was cut
-                try:
-                    if outcome is not None:
-                        _settle(delivery, outcome)
-                except QueueFullError as full:
-                    if not self.is_reported:
-                        self.is_reported = True
-                        log.warning("queue=%s %s; waiting for room", delivery.queue_name, full)
-                except (DisconnectedError, LeaseExpiredError) as lost:
-                    log.warning("queue=%s %s", self._worker.queue.name, lost)
-                    self.delivery = None
-                    return
-                else:
-                    self.delivery = None
-                    return
-            if self._worker.stopping.wait(FULL_PAUSE):
-                self.cut()
-                return
-
-
-class _InThread:
-    """Calls handlers in the slot's thread."""
-
-    def __init__(self, handlers: Handlers) -> None:
-        self._handlers = handlers
-        self._thread = threading.get_ident()
-
-    def call(self, delivery: Delivery) -> None:
-        handler_for(self._handlers, delivery.properties.get("type"))(delivery)
-
-    def stack(self) -> str:
-        frame = sys._current_frames().get(self._thread)
-        return "".join(traceback.format_stack(frame)) if frame else ""
-
-    def cut(self) -> None:
-        """A thread can't be ended. What its handler does from now on is not asked for."""
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-class _OnLoop:
-    """Calls coroutine functions on the worker's event loop."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, handlers: Handlers, timeout: float | None
-    ) -> None:
-        self._loop = loop
-        self._handlers = handlers
-        self._timeout = timeout
-        self._task: asyncio.Task[None] | None = None
-        self._is_cut = False
-
-    def call(self, delivery: Delivery) -> None:
-        try:
-            asyncio.run_coroutine_threadsafe(self._call(delivery), self._loop).result()
-        except CancelledError:
-            raise TimedOutError("the handler was cancelled") from None
-
-    async def _call(self, delivery: Delivery) -> None:
-        self._task = asyncio.current_task()
-        if self._is_cut:
-            raise TimedOutError("the handler was cancelled")
-        await within(self._timeout, self._handlers, delivery)
-
-    def stack(self) -> str:
-        found = []
-        waiting: Any = None if self._task is None else self._task.get_coro()
-        while getattr(waiting, "cr_frame", None) is not None:  # get_stack() has the outermost only
-            found += traceback.format_stack(waiting.cr_frame, 1)
-            waiting = waiting.cr_await
-        return "".join(found)
-
-    def cut(self) -> None:
-        self._is_cut = True
-        if self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-def _settle(delivery: Delivery, outcome: Outcome) -> None:
-    if not delivery.settled:
-        getattr(delivery, outcome.verb)(**outcome.arguments)
 
 
 class Worker:
@@ -319,6 +107,9 @@ class Worker:
             when it holds more bytes of memory.
         health: A file that is written every five seconds, for probes: the worker's figures and the
             time, in JSON.
+        batch: How many messages a handler's place takes at a time, if so many are ready, and
+            acknowledges at the end of the batch. More than 1 is for handlers that take less than a
+            few milliseconds: if the worker is killed, those of a batch that were handled run again.
         until_empty: End when no message is ready.
 
     Example:
@@ -344,12 +135,15 @@ class Worker:
         max_tasks: int | None = None,
         max_memory: int | None = None,
         health: str | None = None,
+        batch: int = 1,
         until_empty: bool = False,
     ) -> None:
         handlers = load_handlers(handler) if isinstance(handler, str) else handler
         self._is_asynchronous = checked_handlers(handlers)
         if concurrency < 1 or processes < 0 or (processes and concurrency > 1):
             raise UsageError("concurrency is at least 1, or processes is, but not both")
+        if batch < 1:
+            raise UsageError(f"batch is at least 1, not {batch}")
         if retries is not None and retries < 0:
             raise UsageError(f"retries is at least 0, not {retries}")
         if timeout is not None and not processes and not self._is_asynchronous:
@@ -361,6 +155,7 @@ class Worker:
             raise UsageError("max_tasks and max_memory are for processes")
         self.queue = queue
         self.lease = lease
+        self.batch = batch
         self.until_empty = until_empty
         self.stopping = threading.Event()
         self._handler: Handlers | str = handler
@@ -429,9 +224,9 @@ class Worker:
 
     # -- what slots call ------------------------------------------------------------------------
 
-    def tell(self, what: str) -> None:
-        """Tell the main loop: ``stop`` or ``ended``."""
-        self._told.put(what)
+    def tell_ended(self) -> None:
+        """Tell the main loop that a slot has ended."""
+        self._told.put("ended")
 
     def fail(self, error: BaseException) -> None:
         """End the worker with an error."""
@@ -444,10 +239,8 @@ class Worker:
         with self._lock:
             self._figures.restarts += 1
 
-    def judge(
-        self, delivery: Delivery, attempt: int, error: BaseException | None
-    ) -> Outcome | None:
-        """Say what becomes of a message; None where its handler has settled it."""
+    def judge(self, delivery: Delivery, attempt: int, error: BaseException | None) -> Outcome:
+        """Say what becomes of a message, and count it."""
         if error is not None and self._on_error is not None:
             try:
                 self._on_error(delivery, error)
@@ -559,13 +352,13 @@ class Worker:
                 self._handler, self._timeout, *self._recycle, self.stopping, self.count_restart
             )
         elif not self._is_asynchronous:
-            yield lambda: _InThread(self._handlers)
+            yield lambda: InThread(self._handlers)
         else:
             loop = asyncio.new_event_loop()
             thread = threading.Thread(target=loop.run_forever, name="qindex loop", daemon=True)
             thread.start()
             try:
-                yield lambda: _OnLoop(loop, self._handlers, self._timeout)
+                yield lambda: OnLoop(loop, self._handlers, self._timeout)
             finally:
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()

@@ -242,6 +242,27 @@ def test_replaced_processes_begin_while_the_parents_threads_hold_locks(tmp_path:
             holder.join()
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_batches(engine: qindex.AnyEngine, kind: str, tmp_path: Path) -> None:
+    handler, options = KINDS[kind]
+    out = tmp_path / "out"
+    queue = engine.queue("q")
+    bodies = [f"write {out} {at}".encode() for at in range(40)]
+    bodies[7], bodies[9], bodies[20], bodies[33] = b"raise x", b"ack", b"refuse y", b"move other"
+    if kind == "processes":
+        bodies[30] = b"kill"
+    queue.publish_many(bodies)
+    with running(queue, handler, batch=16, **QUICK, **options) as found:
+        wait_until(lambda: found.worker.figures.dead == (3 if kind == "processes" else 2))
+        wait_until(lambda: queue.stats().messages == 0)
+    wanted = {str(at) for at in range(40)} - {"7", "9", "20", "33"}
+    wanted -= {"30"} if kind == "processes" else set()
+    assert sorted(line[0] for line in lines(out)) == sorted(wanted)
+    assert {line[1] for line in lines(out)} == {"1"}
+    assert len(letters(engine)) == found.join().dead
+    assert engine.queue("other").get().body == b"move other"
+
+
 def test_processes_are_replaced_between_messages(engine: qindex.AnyEngine, tmp_path: Path) -> None:
     out = tmp_path / "out"
     queue = engine.queue("q")
