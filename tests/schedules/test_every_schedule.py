@@ -97,7 +97,8 @@ def test_every_schedule(part: int) -> None:
     if effort.QUICK and part != effort.turn(PARTS, "schedules"):
         effort.skip_in_quick(f"part {part} of the schedules is another commit's")
     some, slices = dealt(part)
-    check(*some, expected=some)
+    if some:
+        check(*some, expected=some)
     for name, count, turn in slices:
         check(name, "--slices", str(count), "--turn", str(turn), expected=[name])
 
