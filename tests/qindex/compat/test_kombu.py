@@ -136,7 +136,7 @@ def test_topic_exchange(connection: Any, name: str) -> None:
     producer = Producer(channel)
     for key in ("orders.paid", "orders.paid.late", "mails.paid", "mails"):
         producer.publish(key, exchange=exchange, routing_key=key)
-    found = {}
+    found: dict[str, list[Any]] = {}
     for one in queues:
         found[one.name.rpartition(".")[2]] = got = []
         while (message := one(channel).get(no_ack=True)) is not None:
@@ -566,7 +566,7 @@ def test_an_event_loop_delivers_and_keeps_the_prefetch(shared_store: Path, name:
         looping.run(WAIT, 4)
         looping.run(0.2)
         assert len(looping.messages) == 4
-        found = []
+        found: list[Any] = []
         while len(found) < 10:
             found += looping.bodies(1)
         assert sorted(found) == sorted(f"{end}{at}" for at in range(5) for end in "ab")
