@@ -330,12 +330,14 @@ class Channel(virtual.Channel):
             return
         self.closed = True
         connection = self.connection
-        for tag in list(self._consumers):
-            self.basic_cancel(tag)
-        if self._qos is not None and connection is not None and not connection.is_inherited:
-            self._qos.restore_unacked_once()
-        if connection is not None:
-            connection.close_channel(self)
+        if connection is None:
+            return
+        if not connection.is_inherited:  # else they are the parent's, with their locks
+            for tag in list(self._consumers):
+                self.basic_cancel(tag)
+            if self._qos is not None:
+                self._qos.restore_unacked_once()
+        connection.close_channel(self)
 
 
 def _is_reply(message: dict[str, Any]) -> bool:

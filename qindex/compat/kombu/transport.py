@@ -37,6 +37,7 @@ __all__ = ["Transport"]
 
 _SWEEP_EVERY = 5.0
 _SLICE = 2.0
+_MOST_HANDLES = 1000
 _WHILE_FULL = 0.05
 _TRIES = 5
 _PAUSE = 0.02
@@ -137,10 +138,12 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         """Give unsettled messages back, and end the session."""
         engine = self.engine
-        self._leave_loop()
-        for channel in [*self._avail_channels, *self.channels]:
-            channel.close()
+        if not self.is_inherited:  # else they are the parent's, with their locks
+            self._leave_loop()
+            for channel in [*self._avail_channels, *self.channels]:
+                channel.close()
         self._avail_channels.clear()
+        self.channels.clear()
         if engine is None or engine.closed:
             return
         if not self.is_inherited:
@@ -171,8 +174,11 @@ class Transport(virtual.Transport):
             # It holds messages already: its priorities stay.
             rest = {one: value for one, value in settings.items() if one != "max_priority"}
             handle = self.engine.queue(name, **rest)
+        if len(self._handles) >= _MOST_HANDLES:
+            self._handles.clear()  # queues of replies come and go
         self._handles[name] = handle
-        self._settings[name] = settings
+        if settings:
+            self._settings[name] = settings
 
     def handle(self, name: str) -> SharedQueue:
         """Return a queue, made if it is missing."""

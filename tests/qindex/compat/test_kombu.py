@@ -29,6 +29,7 @@ from kombu.transport import memory
 import qindex
 import qindex.compat.kombu
 from qindex.compat.kombu.topology import OWNERS, TOPOLOGY
+from tests.effort import not_quick
 from tests.server.support import end_server, server_pid
 from tests.waiting import WAIT
 
@@ -278,6 +279,7 @@ def test_cancelled_consumer_gets_nothing(connection: Any, name: str) -> None:
 # -- ours -----------------------------------------------------------------------------------------
 
 
+@not_quick("it starts a server of its own")
 def test_the_transport_by_its_path(store: Path) -> None:
     for path in (str(store), f"{store}/"):
         made = Connection(f"qindex://{path}", transport="qindex.compat.kombu:Transport")
@@ -290,6 +292,7 @@ def test_the_transport_by_its_path(store: Path) -> None:
         Connection("qindex://").connect()
 
 
+@not_quick("it starts a server of its own")
 def test_options_are_those_of_the_store(store: Path) -> None:
     options = {"durability": "fsync", "linger": 0}
     with Connection(f"qindex://{store}", transport_options=options) as connection:
@@ -297,6 +300,7 @@ def test_options_are_those_of_the_store(store: Path) -> None:
         assert connection.transport.engine.options.durability == "fsync"
 
 
+@not_quick("it starts a server of its own")
 def test_bindings_outlive_processes(store: Path) -> None:
     url = f"qindex://{store}"
     exchange = Exchange("news", "topic")
@@ -473,6 +477,7 @@ def test_a_killed_process_gives_its_messages_back_and_its_queues_go(store: Path)
         assert [one.queue for _, one in transport.topology.all_bindings()] == ["tasks"]
 
 
+@not_quick("it starts a server of its own")
 def test_a_queue_in_use_does_not_expire(store: Path) -> None:
     with Connection(f"qindex://{store}") as connection, Connection(f"qindex://{store}") as other:
         brief = Queue("brief", expires=0.05)
@@ -599,6 +604,7 @@ def test_what_a_loop_was_not_given_goes_back(shared_store: Path, name: str) -> N
                 assert not thread.is_alive()
 
 
+@not_quick("it starts a server of its own")
 def test_an_event_loop_hears_of_the_death_of_the_server(store: Path) -> None:
     url = f"qindex://{store}"
     with Connection(url) as connection:
