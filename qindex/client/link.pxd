@@ -43,7 +43,7 @@ cdef class Home:
     cdef public object _life, _id
     cdef public bint _is_connecting
     cdef public uint64_t _stamp
-    cdef public list _idle
+    cdef public list _idle, _made
 
     cpdef Link take(self)
     cpdef object give(self, Link link)

@@ -207,6 +207,7 @@ class Home:
         self._lock = threading.RLock()
         self._is_connecting = False
         self._idle: list[Link] = []
+        self._made: list[Link] = []
         self._life: Link | None = None
         self._id: bytes | None = None
         _homes.add(self)
@@ -257,6 +258,11 @@ class Home:
         self._is_connecting = False
         self._stamp = forks.stamp()
         self._forget()
+        # Those that other threads of the parent were using at the fork, too: the session of the
+        # parent lasts as long as any of them is open.
+        made, self._made = self._made, []
+        for one in made:
+            one.close()
 
     def _connect(self) -> Link:
         with self._lock:
@@ -306,6 +312,8 @@ class Home:
                     f"{self.directory}: its server has {name}={its_own!r}, not {value!r}: "
                     "the process that opens it first gives the options"
                 )
+        self._made = [one for one in self._made if one.fd >= 0]
+        self._made.append(link)
         return link
 
     # -- calls ----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The faces of other queues, on qindex: :class:`PersistentQueue` is :class:`queue.Queue`,
-persistent; :mod:`qindex.compat.queuelib` is queuelib's, and :mod:`qindex.compat.scrapy` has Scrapy
-use it."""
+persistent; :mod:`qindex.compat.queuelib` is queuelib's, :mod:`qindex.compat.scrapy` has Scrapy
+use it, and :mod:`qindex.compat.kombu` has kombu and Celery use a store in the place of a broker."""
 
 from __future__ import annotations
 

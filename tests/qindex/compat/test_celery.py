@@ -1,0 +1,343 @@
+"""Celery on a store: workers are killed, and no task is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("celery")
+
+import qindex
+from tests.effort import QUICK, by_tier, chance, not_quick
+from tests.server.support import end_server, server_pid
+from tests.waiting import WAIT
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[2] / "examples"
+
+
+class Application:
+    """An application of Celery: its programs run until the end of the test."""
+
+    def __init__(self, directory: Path, name: str = "celery_child") -> None:
+        self.name = name
+        self.directory = directory
+        self.store = directory / "queue"
+        self.done = directory / "done"
+        self.environment = os.environ | {
+            "CELERY_STORE": str(self.store),
+            "CELERY_DONE": str(self.done),
+            "ORDERS_DATA": str(directory),
+            "PYTHONPATH": f"{HERE}:{EXAMPLES}",
+            "PYTHONWARNINGS": "ignore",
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def run(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command of Celery, as the leader of a group."""
+        command = [sys.executable, "-P", "-m", "celery", "-A", self.name, *arguments]
+        log = self.directory / f"{len(self.started)}.log"
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def worker(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start a worker."""
+        number = len(self.started)
+        return self.run("worker", "-l", "INFO", "-n", f"worker{number}@here", *options)
+
+    def log_of(self, process: subprocess.Popen[bytes]) -> str:
+        return (self.directory / f"{self.started.index(process)}.log").read_text()
+
+    def await_ready(self, *workers: subprocess.Popen[bytes]) -> None:
+        for one in workers:
+            wait_until(lambda one=one: " ready." in self.log_of(one), self.logs)  # type: ignore[misc]
+
+    def logs(self) -> str:
+        return "\n".join(self.log_of(one)[-3000:] for one in self.started)
+
+    def python(self, program: str) -> Any:
+        """Run a program of the application. Return what it prints, which is JSON."""
+        start = f"from {self.name} import *\nimport json, sys\n"
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", start + program],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+        )
+        assert done.returncode == 0, (done.stderr, self.logs())
+        return json.loads(done.stdout) if done.stdout else None
+
+    def lines(self) -> list[str]:
+        """Return what the tasks have written, without the times."""
+        return [one.split()[0] for one in self._lines()]
+
+    def times(self, text: str) -> list[float]:
+        return [float(one.split()[1]) for one in self._lines() if one.split()[0] == text]
+
+    def _lines(self) -> list[str]:
+        return self.done.read_text().splitlines() if self.done.exists() else []
+
+    def stop(self, *workers: subprocess.Popen[bytes]) -> None:
+        for one in workers:
+            one.terminate()
+        for one in workers:
+            assert one.wait(WAIT) == 0, self.log_of(one)
+
+    def kill(self, *workers: subprocess.Popen[bytes]) -> None:
+        """Kill a process with all its children."""
+        for one in workers:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait(WAIT)
+
+    def end(self) -> None:
+        self.kill(*self.started)
+        if (self.store / "qindex.server").exists():
+            with suppress(ProcessLookupError):
+                os.kill(server_pid(self.store), signal.SIGTERM)
+            end_server(self.store)
+
+
+def wait_until(holds: Callable[[], bool], why: Callable[[], Any] = lambda: None) -> None:
+    deadline = time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Application]:
+    made = Application(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Iterator[Application]:
+    made = Application(tmp_path, "celery_app")
+    yield made
+    made.end()
+
+
+def test_no_task_is_lost_whoever_is_killed(example: Application) -> None:
+    """The tasks of examples/celery_app.py are acknowledged when they are done."""
+    rng = chance("celery")
+    count = by_tier(quick=20, all=150, nightly=1500)
+    kills = by_tier(quick=2, all=8, nightly=100)
+    shipped = example.directory / "shipped"
+    workers = [example.worker("--concurrency", "2")]
+    sent = 0
+    for number in range(kills):
+        example.await_ready(workers[-1])
+        numbers = f"range({sent}, {sent + count})"
+        example.python(f"for n in {numbers}: ship.apply_async((n,), priority=n % 10)")
+        sent += count
+        time.sleep(rng.uniform(0, 0.1))
+        if number % 2:
+            os.kill(server_pid(example.store), signal.SIGKILL)
+        else:
+            example.kill(workers[-1])
+            workers.append(example.worker("--concurrency", "2"))
+
+    def all_done() -> bool:
+        lines = shipped.read_text().split() if shipped.exists() else []
+        return set(lines) == {str(n) for n in range(sent)}
+
+    wait_until(all_done, example.logs)
+    with qindex.open(example.store, shared=True) as engine:
+        tasks = engine.queue("celery")
+        wait_until(lambda: tasks.stats().unacked == 0 and len(tasks) == 0, example.logs)
+        assert tasks.stats().delayed == 0
+    before = shipped.read_text()
+    example.stop(workers[-1])
+    if not QUICK:
+        last = example.worker("-P", "solo")
+        example.await_ready(last)
+        example.stop(last)
+    assert shipped.read_text() == before, "an acknowledged task ran again"
+
+
+@not_quick("each worker takes seconds to start")
+def test_an_eta_is_kept_and_runs_once(application: Application) -> None:
+    seconds = 10.0
+    workers = [application.worker("-P", "solo", "--without-gossip") for _ in range(3)]
+    application.await_ready(*workers)
+    begun = time.time()
+    application.python(
+        f"for n in range(5): note.apply_async((n,), countdown={seconds})\n"
+        "again.apply_async(('x', 0.2))"
+    )
+    wait_until(lambda: len(application.lines()) >= 8, application.logs)
+    found = Counter(application.lines())
+    assert found == {f"note:{n}": 1 for n in range(5)} | {"again:x": 3}
+    for n in range(5):
+        assert application.times(f"note:{n}")[0] >= begun + seconds
+    assert all(b - a >= 0.2 for a, b in pairs(application.times("again:x")))
+    # Nothing was in a worker's hands meanwhile: each received a task when it was due.
+    received = [
+        one
+        for worker in workers
+        for one in application.log_of(worker).splitlines()
+        if "received" in one and "note" in one
+    ]
+    assert len(received) == 5
+
+
+def pairs(times: list[float]) -> Iterator[tuple[float, float]]:
+    return itertools.pairwise(times)
+
+
+@not_quick("a worker takes seconds to start")
+def test_remote_control_results_and_events(application: Application) -> None:
+    worker = application.worker("--concurrency", "1", "-E")
+    application.await_ready(worker)
+    found = application.python(
+        """if True:
+        import threading
+        events = []
+        def watch():
+            with app.connection() as connection:
+                handlers = {"*": lambda event: events.append(event["type"])}
+                receiver = app.events.Receiver(connection, handlers)
+                for _ in receiver.itercapture(limit=None, timeout=None): pass
+        import time
+        deadline = time.time() + 60
+        threading.Thread(target=watch, daemon=True).start()
+        while not events and time.time() < deadline: time.sleep(0.05)
+        results = [note.delay(n).get(timeout=60) for n in range(3)]
+        inspect = app.control.inspect(timeout=20, limit=1)
+        ping = inspect.ping()
+        queues = [one["name"] for one in list(inspect.active_queues().values())[0]]
+        app.control.revoke("revoked-id")
+        while "revoked-id" not in str(inspect.revoked()): pass
+        note.apply_async(("never",), task_id="revoked-id")
+        purged = [note.apply_async((n,), queue="idle") for n in range(4)]
+        with app.connection_for_write() as connection:
+            gone = connection.default_channel.queue_purge("idle")
+        slow.apply_async(("end", 0)).get(timeout=60)
+        while events.count("task-succeeded") < 4 and time.time() < deadline: time.sleep(0.05)
+        print(json.dumps([results, ping, queues, gone, sorted(set(events))]))
+        """
+    )
+    results, ping, queues, gone, events = found
+    assert results == [f"noted {n}" for n in range(3)]
+    assert list(ping.values()) == [{"ok": "pong"}]
+    assert queues == ["celery"]
+    assert gone == 4
+    assert {"task-received", "task-started", "task-succeeded"} <= set(events)
+    wait_until(lambda: "Discarding revoked task" in application.log_of(worker), application.logs)
+    assert "note:never" not in application.lines()
+    application.python("app.control.shutdown()")
+    assert worker.wait(WAIT) == 0
+
+
+@not_quick("the other tests kill workers, too")
+def test_acks_late_and_early(application: Application) -> None:
+    first = application.worker("--concurrency", "2")
+    application.await_ready(first)
+    application.python("late.delay('a', 600)\nslow.delay('b', 600)")
+    wait_until(lambda: set(application.lines()) == {"late:a", "slow:b"}, application.logs)
+    second = application.worker("--concurrency", "2")
+    application.await_ready(second)
+    application.kill(first)
+    wait_until(lambda: application.lines().count("late:a") == 2, application.logs)
+    application.python("note.delay(1).get(timeout=60)")  # what was before it has been delivered
+    assert application.lines().count("slow:b") == 1
+
+
+@not_quick("a longer variant of a test that the quick tier has")
+def test_only_the_main_process_of_a_worker_is_killed(application: Application) -> None:
+    """Its children live on, one of them forked later; they do not keep its messages."""
+    first = application.worker("--concurrency", "1", "--max-tasks-per-child", "1")
+    application.await_ready(first)
+    application.python("note.delay(1)\nnote.delay(2)\nlate.delay('a', 300)")
+    wait_until(lambda: "late:a" in application.lines(), application.logs)
+    second = application.worker("-P", "solo")
+    application.await_ready(second)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: application.lines().count("late:a") == 2, application.logs)
+    application.kill(second)
+
+
+@not_quick("each pool takes seconds to start")
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
+def test_pools(application: Application, pool: str) -> None:
+    if pool == "gevent":
+        pytest.importorskip("gevent")
+    worker = application.worker("--pool", pool, "--concurrency", "2")
+    application.await_ready(worker)
+    found = application.python(
+        "results = [note.delay(n) for n in range(20)] + [again.delay('x', 0.1)]\n"
+        "late.delay('l', 0.1).get(timeout=60)\n"
+        "print(json.dumps([one.get(timeout=60) for one in results]))"
+    )
+    assert found == [f"noted {n}" for n in range(20)] + [2]
+    os.kill(server_pid(application.store), signal.SIGKILL)
+    found = application.python(
+        "print(json.dumps([note.delay(n).get(timeout=60) for n in range(5)]))"
+    )
+    assert found == [f"noted {n}" for n in range(5)]
+    application.stop(worker)
+    with qindex.open(application.store, shared=True) as engine:
+        assert engine.queue("celery").stats().unacked == 0
+
+
+@not_quick("a longer variant of a test that the quick tier has")
+def test_priorities_and_prefetch(application: Application) -> None:
+    application.python("for n in range(10): note.apply_async((n,), priority=n)")
+    worker = application.worker("-P", "solo")
+    wait_until(lambda: len(application.lines()) == 10, application.logs)
+    assert application.lines() == [f"note:{n}" for n in reversed(range(10))]
+    application.stop(worker)
+
+
+@not_quick("beat takes seconds to start")
+def test_beat(application: Application) -> None:
+    worker = application.worker("-P", "solo")
+    beat = application.run("beat", "-l", "INFO")
+    wait_until(lambda: application.lines().count("note:tick") >= 3, application.logs)
+    os.kill(server_pid(application.store), signal.SIGKILL)
+    count = application.lines().count("note:tick")
+    wait_until(lambda: application.lines().count("note:tick") >= count + 3, application.logs)
+    application.kill(beat)
+    application.stop(worker)
+
+
+@not_quick("it watches an idle worker for seconds")
+def test_an_idle_worker_sleeps(application: Application) -> None:
+    worker = application.worker("--concurrency", "1", "--without-gossip", "--without-mingle")
+    application.await_ready(worker)
+    time.sleep(2)
+
+    def used(pid: int) -> float:
+        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+    pids = [worker.pid, server_pid(application.store)]
+    before = [used(pid) for pid in pids]
+    time.sleep(10)
+    spent = [used(pid) - at for pid, at in zip(pids, before, strict=True)]
+    assert max(spent) < 1, spent
