@@ -77,17 +77,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = in_order(items)
 
 
+_MANY = 9
+"""Cases of one test of which the quick tier runs a third."""
+
+
 def _rotate(items: list[pytest.Item]) -> None:
-    """Leave most of the cases of long tests to other commits' runs of the quick tier."""
+    """Leave most of the cases of long tests, and of tests with many, to other commits' runs of the
+    quick tier."""
+    if not effort.QUICK:
+        return
+    cases = Counter(map(_name_of, items))
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("rotates")
-        if mark is not None and effort.QUICK:
-            name = item.nodeid.partition("[")[0]
-            slices = mark.args[0]
-            if seen[name] % slices != effort.turn(slices, name):
-                item.add_marker(pytest.mark.skip(reason="this case is another commit's"))
-            seen[name] += 1
+        name = _name_of(item)
+        slices = mark.args[0] if mark else 3 if cases[name] >= _MANY else 1
+        if seen[name] % slices != effort.turn(slices, name):
+            item.add_marker(pytest.mark.skip(reason="this case is another commit's"))
+        seen[name] += 1
+
+
+def _name_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.hookimpl(trylast=True)
