@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import qindex
-from qindex.client.faces import AnyEngine, AnyQueue
+from qindex.client.faces import AnyEngine, AnyQueue, AnyTransaction
 from qindex.queue.delivery import Delivery
 
 MOST = 1 << 30
@@ -32,7 +32,8 @@ class Values:
     def __init__(self, engine: AnyEngine, name: str, expires: float) -> None:
         self._kept: AnyQueue = engine.queue(f"{name}.values")
         self._expiring: AnyQueue = engine.queue(f"{name}.results", message_ttl=expires)
-        self._turn: AnyQueue = engine.queue(f"{name}.turn")
+        self._engine = engine
+        self._turn_name = f"{name}.turn"
 
     def put(self, key: str, value: bytes, *, expiring: bool = False) -> None:
         """Set a value, in place of one that there is."""
@@ -45,9 +46,13 @@ class Values:
                 queue.cancel(one.seq_id)
         _drop(other, other.find(key, MOST))
 
+    def put_first(self, tx: AnyTransaction, key: str, value: bytes) -> None:
+        """Set the value of a key that has none, as a part of a transaction."""
+        tx.publish(self._kept.name, value, key=key)
+
     def add(self, key: str, value: bytes, ttl: float | None = None) -> bool:
         """Set a value unless there is one; return whether it was set. ``ttl``: until it ends."""
-        while self.get(key) is not None:
+        if self.get(key) is not None:
             return False
         headers = None if ttl is None else {_EXPIRES: time.time() + ttl}
         while True:
@@ -81,7 +86,8 @@ class Values:
         return None
 
     def drop_kept(self, key: str) -> None:
-        """Drop the value of a key that does not expire, and leave the one that does."""
+        """Drop the value that does not expire of a key that has one which does: whoever set that
+        may have been killed before it came to this."""
         _drop(self._kept, self._kept.find(key, MOST))
 
     def items(self) -> dict[str, bytes]:
@@ -112,9 +118,10 @@ class Values:
         The turn is a message, which is with the process whose turn it is. If that is killed, the
         message goes back to the queue, for the next one.
         """
+        queue = self._engine.queue(self._turn_name)
         with suppress(qindex.DuplicateError):
-            self._turn.publish(b"", unique="turn")
-        turn = self._turn.get(lease=_TURN_LEASE)
+            queue.publish(b"", unique="turn")
+        turn = queue.get(lease=_TURN_LEASE)
         try:
             yield
         finally:
