@@ -14,13 +14,14 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from journal.errors import StoreError, UsageError
+from journal.errors import UsageError
 from qindex.client.calls import Parts
 from qindex.format.message import Message
 from qindex.queue.delivery import Delivery, make_delivery
@@ -50,22 +51,36 @@ def task_of(delivery: Delivery) -> tuple[Any, ...]:
     )
 
 
+_asking = threading.Lock()
+"""Held for a call and its reply."""
+
+
 class _Asking:
     """The owner of a child's deliveries: it asks the worker to settle them."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, at: int, name: str) -> None:
         self._pipe = pipe
-        self.name = ""
+        self._at = at
+        self._pid = os.getpid()
+        self.name = name
         self.is_settled = False
 
     def _ask(self, verb: str, *arguments: Any, **named: Any) -> None:
-        if self.is_settled:
-            raise UsageError("the delivery is settled already")
-        self._pipe.send(("call", verb, arguments, named))
-        error = self._pipe.recv()
-        if error is not None:
-            raise error
-        self.is_settled = verb != "extend_lease"
+        with _asking:  # a handler may have threads
+            if self.is_settled:
+                raise UsageError("the delivery is settled already, or its handler has ended")
+            if os.getpid() != self._pid:
+                raise UsageError("a process that a handler has forked can't settle its delivery")
+            self._pipe.send(("call", self._at, verb, arguments, named))
+            error = self._pipe.recv()
+            if error is not None:
+                raise error
+            self.is_settled = verb != "extend_lease"
+
+    def end(self) -> None:
+        """Settle nothing more: the handler has ended."""
+        with _asking:
+            self.is_settled = True
 
     def ack(self, delivery: Delivery, /) -> None:
         self._ask("ack")
@@ -137,39 +152,48 @@ def serve(pipe: Connection, handlers: Handlers | str, stacks: str, started: Any)
     except UsageError as error:
         pipe.send(error)
         return
-    pipe.send(None)
+    pid = os.getpid()
+    with suppress(BrokenPipeError):
+        pipe.send(None)
     with asyncio.Runner() as loop, suppress(EOFError, BrokenPipeError):
         while True:
             for at, task in enumerate(pipe.recv()):
                 started.value = at
-                delivery = _delivery_of(pipe, *task)
+                delivery, owner = _delivery_of(pipe, at, *task)
+                failure: Exception | None = None
                 try:
                     made = handler_for(found, delivery.properties.get("type"))(delivery)
                     if is_asynchronous:
                         loop.run(made)
-                except (Retry, Reject, StoreError) as raised:
-                    pipe.send(("failed", at, raised))
+                except Retry as raised:
+                    failure = Retry(raised.delay, count=raised.count)
+                except Reject as raised:
+                    failure = Reject(cause_of(raised))
                 except BaseException as raised:
-                    error_text = HandlerError(cause_of(raised), traceback.format_exc())
-                    pipe.send(("failed", at, error_text))
+                    failure = HandlerError(cause_of(raised), traceback.format_exc()[-10_000:])
+                if os.getpid() != pid:
+                    os._exit(0)  # the handler forked, and this is the other one
+                owner.end()
+                if failure is not None:
+                    pipe.send(("failed", at, failure))
             pipe.send(("done", _memory()))
 
 
 def _delivery_of(
     pipe: Connection,
+    at: int,
     seq_id: int,
     redelivered: bool,
     count: int,
     expiry: int,
     message: Message,
     name: str,
-) -> Delivery:
-    owner = _Asking(pipe)
-    owner.name = name
+) -> tuple[Delivery, _Asking]:
+    owner = _Asking(pipe, at, name)
     extra: Any = Parts(message, expiry)
     delivery = make_delivery(owner, seq_id, message.body, redelivered, extra)
     delivery._count = count
-    return delivery
+    return delivery, owner
 
 
 def _memory() -> int:

@@ -159,7 +159,7 @@ def outcome_of(error: BaseException | None, attempt: int, limit: int | None) -> 
     if error is None:
         return DONE
     if isinstance(error, Reject):
-        return Outcome("reject", {"reason": str(error) or "rejected"})
+        return Outcome("reject", {"reason": cause_of(error) or "rejected"})
     is_last = limit is not None and attempt >= limit
     if isinstance(error, Retry):
         if not (error.count and is_last):
@@ -169,10 +169,14 @@ def outcome_of(error: BaseException | None, attempt: int, limit: int | None) -> 
     return Outcome("reject", {"reason": cause_of(error)})
 
 
+_LONGEST = 1000
+"""Characters of an error's text."""
+
+
 def cause_of(error: BaseException) -> str:
     """Say in a line what went wrong."""
-    text = " ".join(str(error).split())
-    if isinstance(error, HandlerError | NoHandlerError | ProcessDiedError | TimedOutError):
+    text = " ".join(str(error)[:_LONGEST].split()).encode("utf-8", "backslashreplace").decode()
+    if isinstance(error, Reject | HandlerError | NoHandlerError | ProcessDiedError | TimedOutError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -13,15 +13,17 @@ from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Any
 
-from journal.errors import StoreError
+from journal.errors import StoreError, UsageError
 from qindex.queue.delivery import Delivery
 from qindex.worker import child
-from qindex.worker.outcomes import Handlers, ProcessDiedError, TimedOutError, log
+from qindex.worker.outcomes import Handlers, ProcessDiedError, TimedOutError, cause_of, log
 
 _SPAWN = multiprocessing.get_context("spawn")
 """A child inherits no memory, no lock that another thread holds, and no descriptor."""
 _BEGIN = 120.0
 """Seconds in which a process has to import its handler."""
+_LOOK = 1.0
+"""Seconds between looks whether a process is alive whose handler runs."""
 _ATTEMPTS = 3
 """How often in a row a process may die before it has begun."""
 _STACK_WAIT = 0.5
@@ -74,7 +76,8 @@ class InProcess:
                     self._replace_if_due(values[0], is_killed=is_killed)
                     return
                 if what == "call":
-                    self._pipe.send(_called(batch[self._started.value], *values))
+                    number, *call = values
+                    self._pipe.send(_called(batch[number], *call))
                     continue
                 number, error = values
                 yield from [None] * (number - at)
@@ -82,6 +85,11 @@ class InProcess:
                 at = number + 1
         except (EOFError, ConnectionError):
             how = self._how_it_ended()
+        except Exception as error:
+            log.error("a process sent what can't be read: %r", error)
+            self._process.kill()
+            self._how_it_ended()
+            how = f"its process sent what can't be read: {type(error).__name__}"
         # What it told before it died has been read.
         yield from [None] * (self._started.value - at)
         self._begin_anew()
@@ -94,10 +102,16 @@ class InProcess:
         """Wait until the process tells something, or return False if one handler takes longer than
         its timeout."""
         while True:
-            before = self._started.value
-            if self._pipe.poll(self._timeout):
-                return True
-            if self._started.value == before:
+            before, begun = self._started.value, monotonic()
+            while self._timeout is None or monotonic() < begun + self._timeout:
+                left = _LOOK if self._timeout is None else begun + self._timeout - monotonic()
+                if self._pipe.poll(max(0.0, min(_LOOK, left))):
+                    return True
+                if not self._process.is_alive() and not self._pipe.poll(0):
+                    raise EOFError  # a process that the handler has forked keeps the pipe open
+                if self._started.value != before:
+                    break
+            else:
                 return False
 
     def _replace_if_due(self, memory: int, *, is_killed: bool) -> None:
@@ -182,10 +196,12 @@ class InProcess:
 
 def _called(
     delivery: Delivery, verb: str, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> StoreError | None:
+) -> Exception | None:
     """Settle a delivery for the process; return the error to raise there."""
     try:
         getattr(delivery, verb)(*arguments, **named)
     except StoreError as error:
         return error
+    except Exception as error:
+        return UsageError(cause_of(error))
     return None

@@ -61,8 +61,8 @@ def redrive(
     Args:
         queue: The dead-letter queue.
         to: The queue to put them into. None: the one that each died in last.
-        filter: Called with each message, as :meth:`qindex.ReadOnlyEngine.messages` gives it; those
-            for which it returns false stay.
+        filter: Called with each message (its ``key``, ``headers``, ``body``, ``seq_id``); those for
+            which it returns false stay.
         rate: Messages a second at the most.
         dry_run: Change nothing.
 
@@ -126,4 +126,10 @@ def deaths_of(headers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _origin(headers: Mapping[str, Any]) -> str | None:
     deaths = deaths_of(headers)
     name = deaths[0].get("queue") if deaths else None
-    return name if isinstance(name, str) and name else None
+    if not isinstance(name, str):
+        return None
+    try:
+        checked_name(name)
+    except UsageError:
+        return None
+    return name

@@ -217,7 +217,14 @@ class Worker:
             self._slots = [Slot(self, make_runner) for _ in range(self._count)]
             for slot in self._slots:
                 slot.thread.start()
-            self._look_after()
+            try:
+                self._look_after()
+            except BaseException:
+                self.stopping.set()
+                for slot in self._slots:
+                    slot.stop()
+                    slot.cut()
+                raise
         if self._error is not None:
             raise self._error
         return self.figures
@@ -321,7 +328,8 @@ class Worker:
         found = self.figures
         values = {name: getattr(found, name) for name in Figures.__slots__}
         try:
-            with open(f"{path}.new", "w") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            with open(os.open(f"{path}.new", flags, 0o644), "w") as file:
                 json.dump(
                     {"pid": os.getpid(), "time": time(), "queue": self.queue.name} | values, file
                 )

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 from qindex.queue.delivery import Delivery
-from qindex.worker.outcomes import Handlers, TimedOutError, handler_for
+from qindex.worker.outcomes import HandlerError, Handlers, TimedOutError, cause_of, handler_for
 from qindex.worker.tasks import within
 
 
@@ -96,7 +96,10 @@ class OnLoop(_OneByOne):
         self._task = asyncio.current_task()
         if self._is_cut:
             raise TimedOutError("the handler was cancelled")
-        await within(self._timeout, self._handlers, delivery)
+        try:
+            await within(self._timeout, self._handlers, delivery)
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+            raise HandlerError(cause_of(error)) from error
 
     def stack(self) -> str:
         """Return the frames of the coroutine, the outermost first."""

@@ -244,7 +244,26 @@ def parse(delivery: Delivery, engine: AnyEngine | None = None) -> Schedule:
     if not isinstance(kept, Mapping) or not {"name", "queue", "next"} <= kept.keys():
         raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is no schedule")
     values = {name: kept[short] for name in _KEPT if (short := name.lstrip("_")) in kept}
+    if not all(_is_sound(name.lstrip("_"), value) for name, value in values.items()):
+        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is no sound schedule")
     return Schedule(**values, body=bytes(delivery.body), _engine=engine)
+
+
+_LATEST = 253_402_300_799 * SECOND
+"""The end of the year 9999, where datetimes end."""
+
+
+def _is_sound(name: str, value: object) -> bool:
+    """Tell whether a schedule may have this value: others can publish to the queue, too."""
+    if name in ("start", "next", "cursor", "last"):
+        return type(value) is int and 0 <= value <= _LATEST
+    if name == "every":
+        return isinstance(value, int | float) and 0.1 <= value <= 1e9
+    if name == "headers":
+        return isinstance(value, Mapping)
+    if name == "paused":
+        return isinstance(value, bool)
+    return isinstance(value, str)
 
 
 class _UnknownError(UsageError):
@@ -435,7 +454,11 @@ def by_name(found: Iterable[Delivery], engine: AnyEngine | None = None) -> dict[
     """Return the schedules that messages are, in the order of their names."""
     # Beside a writer the message before is seen for a moment, too: the later one counts.
     in_order = sorted(found, key=lambda one: one.seq_id)
-    named = {one.name: one for one in (parse(each, engine) for each in in_order if _name_of(each))}
+    named = {}
+    for each in in_order:
+        with suppress(UsageError):  # the queue may have other messages, too
+            one = parse(each, engine)
+            named[one.name] = one
     return dict(sorted(named.items()))
 
 

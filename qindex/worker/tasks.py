@@ -187,15 +187,12 @@ class TaskWorker:
         try:
             await within(self._timeout, self._handlers, delivery)
         except asyncio.CancelledError:
-            self.figures.cut += 1
-            log.warning(
-                "queue=%s seq_id=%d cut: given back, not counted",
-                self._queue.name,
-                delivery.seq_id,
-            )
-            with suppress(StoreError):
-                await _settle(delivery, GIVEN_BACK)
-            raise
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                error = TimedOutError("the handler was cancelled")
+            else:
+                await self._cut(delivery)
+                raise
         except BaseException as raised:
             error = raised
         finally:
@@ -220,6 +217,13 @@ class TaskWorker:
                 return
             else:
                 return
+
+    async def _cut(self, delivery: Delivery) -> None:
+        self.figures.cut += 1
+        what = "queue=%s seq_id=%d cut: given back, not counted"
+        log.warning(what, self._queue.name, delivery.seq_id)
+        with suppress(StoreError):
+            await _settle(delivery, GIVEN_BACK)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 import time
 from typing import Any
 
 from qindex.worker import Reject, Retry
 
 HELD: list[bytearray] = []
+KEPT: list[Any] = []
+
+
+class _Odd:
+    """It can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class Refused(Reject):
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
 
 
 def handle(delivery: Any) -> None:
@@ -43,6 +58,20 @@ def handle(delivery: Any) -> None:
         delivery.ack()
     elif what == "move":
         delivery.move(rest, headers={"moved": True})
+    elif what == "keep":
+        KEPT.append(delivery)
+    elif what == "late":
+        KEPT.pop().ack()
+    elif what == "odd":
+        with contextlib.suppress(Exception):
+            delivery.move("other", headers={"a": _Odd()})
+    elif what == "forked":
+        if os.fork() == 0:
+            time.sleep(0.2)
+    elif what == "exits":
+        sys.exit(3)
+    elif what == "refused":
+        raise Refused("no", "way")
     elif what == "twice":
         delivery.ack()
         delivery.ack()

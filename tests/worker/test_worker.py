@@ -216,6 +216,35 @@ def test_one_that_kills_its_process_is_a_dead_letter_after_the_limit(
     assert dead[b"exit 7"]["cause"] == "its process ended with exit code 7"
 
 
+def test_what_a_handler_does_out_of_turn_settles_no_other_message(
+    engine: qindex.AnyEngine, tmp_path: Path
+) -> None:
+    """A delivery of before is acknowledged, a value can't be sent, and a fork returns as well."""
+    out = tmp_path / "out"
+    queue = engine.queue("q")
+    queue.publish_many([b"keep", b"late", b"odd", f"write {out} a".encode(), b"forked"])
+    queue.publish_many([f"write {out} {at}".encode() for at in "bcd"])
+    with running(queue, handlers.handle, processes=1, **QUICK) as found:
+        wait_until(lambda: len(lines(out)) == 4)
+        wait_until(lambda: queue.stats().messages == 0)
+    assert found.join().done == 6  # but for those two
+    dead = letters(engine)
+    assert "handler has ended" in dead[b"late"]["cause"] or "pop" in dead[b"late"]["cause"]
+    assert "can't be read" in dead[b"odd"]["cause"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sys_exit_and_kinds_of_reject(engine: qindex.AnyEngine, kind: str) -> None:
+    handler, options = KINDS[kind]
+    queue = engine.queue("q")
+    queue.publish_many([b"exits", b"refused", b"ack"])
+    with running(queue, handler, **QUICK, **options) as found:
+        wait_until(lambda: found.worker.figures.dead == 2)
+        wait_until(lambda: queue.stats().messages == 0)
+    assert (found.join().done, found.join().failed) == (1, 4)
+    assert letters(engine)[b"refused"]["cause"] == "no way"
+
+
 def test_replaced_processes_begin_while_the_parents_threads_hold_locks(tmp_path: Path) -> None:
     """A fork would inherit them taken."""
     lock = logging.getLogger().handlers[0].lock if logging.getLogger().handlers else None
