@@ -43,6 +43,8 @@ class Application:
             "PYTHONPATH": f"{HERE}:{EXAMPLES}",
             "PYTHONWARNINGS": "ignore",
         }
+        # Tests of Django set it, and Celery would look for its settings.
+        self.environment.pop("DJANGO_SETTINGS_MODULE", None)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def run(self, *arguments: str) -> subprocess.Popen[bytes]:
