@@ -556,9 +556,9 @@ class PrioritySettler(Settler):
         first = parts.level(0)
         self.name: str = first.state.name
         self.outstanding: Outstanding = first.settler.outstanding
-        self.state = first.state
+        self.state: QueueState = first.state
         self._flusher = first.flusher
-        self.letters = first.letters
+        self.letters: DeadLetters = first.letters
         self.mover: Mover = first.letters.mover
         self._parts = parts
 

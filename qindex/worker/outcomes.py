@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from journal.errors import UsageError
 from qindex.format.settings import QueueSettings
 
-log = logging.getLogger("qindex.worker")
+log: logging.Logger = logging.getLogger("qindex.worker")
 
 Handler: TypeAlias = Callable[..., Any]
 """It is called with a delivery, and may be a coroutine function. What it returns is not used."""

@@ -157,7 +157,7 @@ class Worker:
         self.lease = lease
         self.batch = batch
         self.until_empty = until_empty
-        self.stopping = threading.Event()
+        self.stopping: threading.Event = threading.Event()
         self._handler: Handlers | str = handler
         self._handlers = handlers
         self._count = processes or concurrency

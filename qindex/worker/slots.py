@@ -67,10 +67,12 @@ class Slot:
         self._is_cut = False
         self.runner: Runner | None = None
         self.batch: Sequence[Delivery] = ()
-        self.at = 0
-        self.since = 0.0
-        self.is_reported = False
-        self.thread = threading.Thread(target=self._run, name="qindex worker", daemon=True)
+        self.at: int = 0
+        self.since: float = 0.0
+        self.is_reported: bool = False
+        self.thread: threading.Thread = threading.Thread(
+            target=self._run, name="qindex worker", daemon=True
+        )
 
     @property
     def delivery(self) -> Delivery | None:

@@ -99,7 +99,7 @@ class TaskWorker:
         self._hurry = asyncio.Event()
         self._limit: int | None = None
         self._idle: set[asyncio.Task[None]] = set()
-        self.figures = Figures()
+        self.figures: Figures = Figures()
 
     def stop(self) -> None:
         """Take no more messages, and end within ``grace`` seconds; a second call ends at once."""

@@ -25,6 +25,9 @@ _PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "aio", "limi
 _PAGES += [f"docs/{name}.md" for name in ("watching", "processes", "operations", "schedules")]
 _PAGES += [f"docs/{name}.md" for name in ("values", "worker")]
 
+_OF_UNTYPED = {"celery_app.py", "huey_mails.py"}
+"""Programs on libraries that have no types."""
+
 WRONG = {
     "an option of open": 'import qindex\nqindex.open("data", durablity="fsync")\n',
     "a value of an option": 'import qindex\nqindex.open("data", durability="fsnyc")\n',
@@ -45,6 +48,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         script = doctest.script_from_examples(text)
         (folder / f"docstring_{package.replace('/', '_')}.py").write_text(script)
     for program in (ROOT / "examples").glob("*.py"):
+        if program.name in _OF_UNTYPED:
+            continue
         (folder / f"program_{program.name}").write_text(program.read_text())
     assert len(list(folder.iterdir())) > 20
     for number, text in enumerate(WRONG.values()):
@@ -113,7 +118,10 @@ def test_the_type_of_each_public_name_is_known(tmp_path: Path, package: str) -> 
     vague = [
         f"{one['name']}: {[seen['message'] for seen in one['diagnostics']]}"
         for one in found["symbols"]
-        if one["isExported"] and (not one["isTypeKnown"] or one["isTypeAmbiguous"])
+        if one["isExported"]
+        and (not one["isTypeKnown"] or one["isTypeAmbiguous"])
+        # Their base classes are of libraries that have no types.
+        and not re.match(r"qindex\.compat\.(django|huey|kombu)\b", one["name"])
     ]
     assert not vague, "\n".join(vague)
     assert found["exportedSymbolCounts"]["withKnownType"] > 200

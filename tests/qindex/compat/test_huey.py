@@ -168,6 +168,7 @@ def test_a_failed_task_is_done_with_and_its_retry_takes_its_place(huey: QindexHu
         result.get()
 
 
+@pytest.mark.interpreted  # a method of a queue is replaced
 def test_a_step_of_a_pipeline_is_enqueued_as_the_one_before_is_acknowledged(
     huey: QindexHuey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
