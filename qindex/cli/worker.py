@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 import qindex
-from journal.errors import UsageError
 from qindex.cli.look import Directory, QueueName
 from qindex.cli.output import NoteHandler, print_note
 from qindex.worker import Worker
@@ -90,8 +89,6 @@ def worker_command(
     ends at once. Exits with 1 where handlers were still running at the end.
     """
     sys.path.append(os.getcwd())  # last: nothing there takes the place of another module
-    if not os.path.isdir(directory):
-        raise UsageError(f"{directory}: there is no such directory")
     load_handlers(handler)  # or an error before anything is opened
     with qindex.open(directory, shared=True) as engine:
         worker = Worker(
