@@ -25,7 +25,7 @@ _BEGIN = 120.0
 _LOOK = 1.0
 """Seconds between looks whether a process is alive whose handler runs."""
 _ATTEMPTS = 3
-"""How often in a row a process may die before it has begun."""
+"""Processes in a row that may die before they have begun."""
 _STACK_WAIT = 0.5
 """Seconds that a process gets to write its stack."""
 _END_WAIT = 5.0
@@ -71,10 +71,7 @@ class InProcess:
                     self._kill_hanging(batch[self._started.value])
                 what, *values = self._pipe.recv()
                 if what == "done":
-                    yield from [None] * (len(batch) - at)
-                    self._tasks += len(batch)
-                    self._replace_if_due(values[0], is_killed=is_killed)
-                    return
+                    break
                 if what == "call":
                     number, *call = values
                     self._pipe.send(_called(batch[number], *call))
@@ -90,6 +87,11 @@ class InProcess:
             self._process.kill()
             self._how_it_ended()
             how = f"its process sent what can't be read: {type(error).__name__}"
+        else:
+            yield from [None] * (len(batch) - at)
+            self._tasks += len(batch)
+            self._replace_if_due(values[0], is_killed=is_killed)
+            return
         # What it told before it died has been read.
         yield from [None] * (self._started.value - at)
         self._begin_anew()
