@@ -58,9 +58,9 @@ class Family:
     samples: list[Sample] = field(default_factory=list)
 
 
-_Column = tuple[str, Kind, str, Callable[[One], float | None]]
+Column = tuple[str, Kind, str, Callable[[One], float | None]]
 
-_BACKLOG: list[_Column[QueueSummary | QueueStats]] = [
+_BACKLOG: list[Column[QueueSummary | QueueStats]] = [
     ("messages", "gauge", "Messages: ready, delayed and unacked.", lambda one: one.messages),
     ("ready", "gauge", "Messages that wait for a consumer.", lambda one: one.ready),
     ("delayed", "gauge", "Messages that are not due yet.", lambda one: one.delayed),
@@ -70,7 +70,7 @@ _BACKLOG: list[_Column[QueueSummary | QueueStats]] = [
 """Files tell no more than the first where a process has the store open; see
 :mod:`qindex.view.backlog`."""
 
-_SUMMARY: list[_Column[QueueSummary]] = [
+_SUMMARY: list[Column[QueueSummary]] = [
     *_BACKLOG,
     (
         "delivered_before",
@@ -86,7 +86,7 @@ _SUMMARY: list[_Column[QueueSummary]] = [
     ("next_seq_id", "gauge", "The next publish gets it.", lambda one: one.next_seq_id),
 ]
 
-_STATS: list[_Column[QueueStats]] = [
+_STATS: list[Column[QueueStats]] = [
     *_BACKLOG,
     ("segment_bytes", "gauge", "Bytes of the segment files.", lambda one: one.segment_bytes),
     ("journal_bytes", "gauge", "Bytes of the journal.", lambda one: one.journal_bytes),
@@ -103,7 +103,7 @@ _STATS: list[_Column[QueueStats]] = [
     ("flushed_bytes", "counter", "Bytes written to segments.", lambda one: one.flushed_bytes),
 ]
 
-_SETTINGS: list[_Column[QueueSettings]] = [
+_SETTINGS: list[Column[QueueSettings]] = [
     ("max_length", "gauge", "Messages that may be ready.", lambda one: one.max_length),
     ("max_bytes", "gauge", "Bytes of their bodies.", lambda one: one.max_bytes),
     ("message_ttl_seconds", "gauge", "When messages expire.", lambda one: one.message_ttl),
@@ -116,7 +116,7 @@ _REASONS: list[tuple[str, str, Callable[[QueueStats], ByReason]]] = [
     ("dead_lettered", "Moved to the dead-letter queue.", lambda one: one.dead_letters),
 ]
 
-_MESSAGE_STORE: list[_Column[MessageStoreSummary]] = [
+_MESSAGE_STORE: list[Column[MessageStoreSummary]] = [
     ("files", "gauge", "Files of the message store.", lambda one: one.files),
     ("bytes", "gauge", "Bytes of its files.", lambda one: one.size),
     ("live_bytes", "gauge", "Bytes of messages that queues hold.", lambda one: one.live),
@@ -131,17 +131,17 @@ def store_families(
     queues: Sequence[QueueSummary], messages: MessageStoreSummary | None
 ) -> list[Family]:
     """Give what the files of a store tell; ``messages``: of the message store, if there is one."""
-    families = _table("qindex_queue_", _SUMMARY, [(_labels(one.name), one) for one in queues])
+    families = table("qindex_queue_", _SUMMARY, [(_labels(one.name), one) for one in queues])
     families += _settings((one.name, one.settings) for one in queues)
     if messages is not None:
-        families += _table("qindex_message_store_", _MESSAGE_STORE, [({}, messages)])
+        families += table("qindex_message_store_", _MESSAGE_STORE, [({}, messages)])
     return families
 
 
 def engine_families(stats: EngineStats) -> list[Family]:
     """Give the figures of an engine; counters are since each queue was opened."""
     labelled = [(_labels(one.name), one) for one in stats.queues]
-    families = _table("qindex_queue_", _STATS, labelled)
+    families = table("qindex_queue_", _STATS, labelled)
     families += _settings((one.name, one.settings) for one in stats.queues)
     for name, text, by_reason in _REASONS:
         samples = [
@@ -197,7 +197,7 @@ def _priorities(queues: Sequence[tuple[Mapping[str, str], QueueStats]]) -> list[
 def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
     """Give what is set; a setting that no queue has is left out."""
     rows = [(_labels(name), one) for name, one in queues]
-    return [one for one in _table("qindex_queue_", _SETTINGS, rows) if one.samples]
+    return [one for one in table("qindex_queue_", _SETTINGS, rows) if one.samples]
 
 
 def _labels(queue: str) -> dict[str, str]:
@@ -209,9 +209,11 @@ def _single(name: str, text: str, value: float) -> Family:
     return Family(name, "gauge", text, [Sample("", {}, float(value))])
 
 
-def _table(
-    prefix: str, columns: list[_Column[One]], rows: Sequence[tuple[Mapping[str, str], One]]
+def table(
+    prefix: str, columns: list[Column[One]], rows: Sequence[tuple[Mapping[str, str], One]]
 ) -> list[Family]:
+    """Return a family for each column: its name behind the prefix, its kind, its help, and what
+    reads its value from a row; None is left out. ``rows``: each with its labels."""
     families = []
     for name, kind, text, read in columns:
         suffix = "_total" if kind == "counter" else ""

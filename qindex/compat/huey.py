@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -41,7 +42,7 @@ _MOVED_TOGETHER = 1000
 
 
 class _Intent:
-    """What the next publish of a thread does besides: acknowledge a delivery; use this priority,
+    """The rest of the next publish of a thread: acknowledge a delivery; use this priority,
     this unique key, this delay."""
 
     __slots__ = ("delay", "done", "instead_of", "priority", "unique")
@@ -129,6 +130,7 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
                 except BaseException:
                     engine.close()
                     raise
+                weakref.finalize(self, engine.close)  # at the end of the process at the latest
             return self._store
 
     @property

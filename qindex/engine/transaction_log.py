@@ -38,7 +38,7 @@ do not matter."""
 
 
 class Noted:
-    """What the file has of one transaction: ``size`` bytes. ``is_over``: it takes no more."""
+    """One transaction in the file: ``size`` bytes. ``is_over``: it takes no more."""
 
     __slots__ = ("is_over", "number", "size")
 

@@ -29,7 +29,7 @@ class _ModelLike(Protocol):
 
 
 Value: TypeAlias = dict[str, Any] | list[Any] | int | float | _DataclassLike | _ModelLike
-"""What a queue with a serializer takes, beside bytes, as far as its type can say it."""
+"""Values that a queue with a serializer takes, beside bytes, as far as a type can say it."""
 
 
 @runtime_checkable
@@ -98,7 +98,7 @@ _NAMED = {
     "unsafe-pickle": Coder("application/x-python-pickle", pickle.dumps, pickle.loads),
 }
 _KNOWN = {one.content_type: one for name, one in _NAMED.items() if name != "unsafe-pickle"}
-"""What this process can read. Others are added when a queue is asked for with them."""
+"""The coders of this process. Others are added when a queue is asked for with them."""
 
 
 def coder_of(serializer: str | Serializer) -> Coder:

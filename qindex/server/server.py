@@ -26,7 +26,7 @@ from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
-from qindex.server.loop import Connection, Loop, Reply
+from qindex.server.loop import Bells, Connection, Loop, Reply
 from qindex.server.pushing import Consumer, columns, extra_of, of_batch
 from qindex.server.sessions import Credit, Served, Session
 
@@ -395,6 +395,19 @@ class Server(Loop):
                     return self._given(conn, number, served, found, False, at)
             return None
 
+        bells = [(one.state, one.state.arrived) for one in sources]
+        return self._now_or_later(conn, number, bells, attempt, timeout)
+
+    def _now_or_later(
+        self,
+        conn: Connection,
+        number: int,
+        bells: Bells,
+        attempt: Callable[[], Reply],
+        timeout: float | None,
+    ) -> Reply:
+        """Try it, and again whenever a bell rings, for so many seconds; reply with nothing then."""
+
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
 
@@ -403,7 +416,6 @@ class Server(Loop):
             return reply
         if timeout is not None and not timeout > 0:
             return expire()
-        bells = [(one.state, one.state.arrived) for one in sources]
         return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _given(
@@ -475,16 +487,8 @@ class Server(Loop):
                 session.take_back((tag,))
                 raise
 
-        def expire() -> Reply:
-            return self.frame(number, wire.DONE)
-
-        reply = attempt()
-        if reply is not None:
-            return reply
-        if timeout is not None and not timeout > 0:
-            return expire()
         bells = ((state, state.arrived),)
-        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
+        return self._now_or_later(conn, number, bells, attempt, timeout)
 
     def _consume(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])

@@ -1,4 +1,4 @@
-"""What becomes of a message after its handler: one set of rules for threads, coroutines and
+"""The rules for a message whose handler has ended: one set for threads, coroutines and
 processes."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from journal.errors import UsageError
@@ -45,11 +46,7 @@ class Retry(Exception):
         self.count = count
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _retry, (self.delay, self.count)
-
-
-def _retry(delay: float | None, count: bool) -> Retry:
-    return Retry(delay, count=count)
+        return partial(Retry, count=self.count), (self.delay,)
 
 
 class Reject(Exception):
@@ -79,7 +76,7 @@ class TimedOutError(Exception):
 
 @dataclass(slots=True)
 class Figures:
-    """What a worker has done: messages ``done``, attempts that ``failed``, messages that became
+    """The figures of a worker: messages ``done``, attempts that ``failed``, messages that became
     dead letters (``dead``) or were given back as the worker ended before their handlers (``cut``),
     handlers that run now (``running``), and processes that were begun anew (``restarts``)."""
 
@@ -179,6 +176,11 @@ def cause_of(error: BaseException) -> str:
     if isinstance(error, Reject | HandlerError | NoHandlerError | ProcessDiedError | TimedOutError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def log_cut(queue: str, seq_id: int) -> None:
+    """Write one line about a message whose handler was still running at the end."""
+    log.warning("queue=%s seq_id=%d cut: given back, not counted", queue, seq_id)
 
 
 def log_failure(

@@ -15,13 +15,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from journal.errors import (
-    UsageError,
-)
+from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
 from qindex.worker.child import load_handlers
 from qindex.worker.outcomes import (
@@ -46,7 +46,6 @@ _CUT = 0.2
 _HEALTH = 5.0
 """Seconds between two writes of the health file."""
 
-
 _FAMILIES: list[tuple[str, Literal["counter", "gauge"], str]] = [
     ("done", "counter", "Messages whose handlers returned."),
     ("failed", "counter", "Attempts that failed."),
@@ -58,7 +57,7 @@ _FAMILIES: list[tuple[str, Literal["counter", "gauge"], str]] = [
 
 
 class WorkerOptions(TypedDict, total=False):
-    """What :class:`Worker` takes beside queue and handler."""
+    """The options of :class:`Worker`."""
 
     concurrency: int
     processes: int
@@ -180,11 +179,10 @@ class Worker:
 
     @property
     def figures(self) -> Figures:
-        """What the worker has done so far."""
+        """The worker's figures so far."""
+        running = sum(one.delivery is not None for one in self._slots)
         with self._lock:
-            found = Figures(*(getattr(self._figures, name) for name in Figures.__slots__))
-        found.running = sum(one.delivery is not None for one in self._slots)
-        return found
+            return replace(self._figures, running=running)
 
     def families(self) -> list[Family]:
         """Return the figures for Prometheus: :func:`qindex.metrics.exposition` has the text form.
@@ -192,15 +190,10 @@ class Worker:
         Example:
             >>> print(exposition(worker.families()))
         """
-        from qindex.metrics import Family, Sample  # needs numpy, as clients do not
+        from qindex.metrics import Column, table  # needs numpy, as clients do not
 
-        found, labels = self.figures, {"queue": self.queue.name}
-        families = []
-        for name, kind, text in _FAMILIES:
-            suffix = "_total" if kind == "counter" else ""
-            sample = Sample(suffix, labels, getattr(found, name))
-            families.append(Family(f"qindex_worker_{name}", kind, text, [sample]))
-        return families
+        columns: list[Column[Figures]] = [(*one, attrgetter(one[0])) for one in _FAMILIES]
+        return table("qindex_worker_", columns, [({"queue": self.queue.name}, self.figures)])
 
     def stop(self) -> None:
         """Take no more messages, and end within ``grace`` seconds; a second call ends at once. From
@@ -325,14 +318,11 @@ class Worker:
             self._write_health(self._health)
 
     def _write_health(self, path: str) -> None:
-        found = self.figures
-        values = {name: getattr(found, name) for name in Figures.__slots__}
+        told = {"pid": os.getpid(), "time": time(), "queue": self.queue.name}
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             with open(os.open(f"{path}.new", flags, 0o644), "w") as file:
-                json.dump(
-                    {"pid": os.getpid(), "time": time(), "queue": self.queue.name} | values, file
-                )
+                json.dump(told | asdict(self.figures), file)
             os.replace(f"{path}.new", path)
         except OSError as error:
             log.warning("health file %s: %s", path, error.strerror or error)

@@ -1,4 +1,4 @@
-"""What calls the handlers of a slot: in its thread, or on the worker's event loop. Handlers in
+"""Call the handlers of a slot: in its thread, or on the worker's event loop. Handlers in
 processes: :mod:`qindex.worker.processes`."""
 
 from __future__ import annotations

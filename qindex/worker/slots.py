@@ -25,6 +25,7 @@ from qindex.worker.outcomes import (
     SHORTEST_PAUSE,
     Outcome,
     log,
+    log_cut,
 )
 from qindex.worker.runners import Runner
 
@@ -96,8 +97,7 @@ class Slot:
             self._give_back(self.batch[self.at :])
             self.batch = ()
             if running is not None:
-                what = "queue=%s seq_id=%d cut: given back, not counted"
-                log.warning(what, self._worker.queue.name, running.seq_id)
+                log_cut(self._worker.queue.name, running.seq_id)
             return running is not None
 
     def keep(self, seconds: float) -> None:

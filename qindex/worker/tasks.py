@@ -31,6 +31,7 @@ from qindex.worker.outcomes import (
     checked_handlers,
     handler_for,
     log,
+    log_cut,
     log_failure,
     outcome_of,
     wanted_settings,
@@ -68,7 +69,7 @@ async def within(timeout: float | None, handlers: Handlers, delivery: Any) -> No
 
 
 class TaskWorker:
-    """What :meth:`qindex.aio.Queue.run` runs. It has the rules of :class:`qindex.worker.Worker`."""
+    """The worker of :meth:`qindex.aio.Queue.run`; the rules are :class:`qindex.worker.Worker`'s."""
 
     def __init__(
         self,
@@ -220,8 +221,7 @@ class TaskWorker:
 
     async def _cut(self, delivery: Delivery) -> None:
         self.figures.cut += 1
-        what = "queue=%s seq_id=%d cut: given back, not counted"
-        log.warning(what, self._queue.name, delivery.seq_id)
+        log_cut(self._queue.name, delivery.seq_id)
         with suppress(StoreError):
             await _settle(delivery, GIVEN_BACK)
 

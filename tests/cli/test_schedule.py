@@ -12,7 +12,7 @@ import pytest
 
 import qindex
 from tests.cli.support import run
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_server, end_store
 
 CRON = "30 2 * * *"
 
@@ -112,5 +112,4 @@ def test_run_publishes_until_it_is_told_to_end(tmp_path: Path, end: signal.Signa
             assert running.wait(WAIT) == 0
         finally:
             running.kill()
-    os.kill(server_pid(directory), signal.SIGTERM)
-    end_server(directory)
+    end_store(directory)

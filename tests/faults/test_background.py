@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,9 @@ import pytest
 import qindex
 from qindex.engine.opening import open_store
 from tests.faulty_fs import FaultyFileSystem
-from tests.qindex.support import WAIT, drain
+from tests.qindex.support import drain, wait_until
 
 TICK = 0.01
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(TICK)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import qindex
@@ -18,7 +17,7 @@ from qindex.format.message import Message
 from qindex.format.message_record import encode_record, seal_embedded
 from qindex.format.rabbitmq.names import directory_name
 from qindex.format.segment import NEXT_STEP, PERSISTENT, PUBLISH, PUBLISH_HEAD
-from tests.waiting import WAIT
+from tests.waiting import WAIT, wait_until
 
 __all__ = [
     "WAIT",
@@ -145,11 +144,3 @@ def segment_bytes(seq_id: int, body: bytes, actions: str, entry_count: int) -> b
         "a": pack_step(rel),
     }
     return b"".join(records[action] for action in actions)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait until something holds that another thread brings about."""
-    until = monotonic() + WAIT
-    while not true():
-        assert monotonic() < until
-        sleep(0.002)

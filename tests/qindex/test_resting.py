@@ -10,7 +10,6 @@ import random
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from tests.qindex.support import (
     queue_directory,
 )
 from tests.traced_memory import tracing
+from tests.waiting import wait_until
 
 
 def rest(engine: qindex.Engine, *queues: qindex.Queue) -> None:
@@ -41,13 +41,6 @@ def rest(engine: qindex.Engine, *queues: qindex.Queue) -> None:
 
 def is_at_rest(queue: qindex.Queue) -> bool:
     return queue._parts.state.index.journal.at_rest
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def open_files() -> int:

@@ -37,6 +37,12 @@ def end_server(directory: Path) -> None:
         assert spawn.wait_until_gone(str(directory), WAIT), log_of(directory)
 
 
+def end_store(directory: Path) -> None:
+    """End the server of a store that nobody uses any more; it would linger."""
+    os.kill(server_pid(directory), SIGTERM)
+    end_server(directory)
+
+
 def end_in_order(process: subprocess.Popen[Any]) -> None:
     """Send SIGTERM to a program that handles it, once it does, and wait for its clean end."""
     status = Path(f"/proc/{process.pid}/status")

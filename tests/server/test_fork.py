@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import qindex
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_store
 
 
 def test_a_forked_child_does_not_keep_the_session_of_its_parent(tmp_path: Path) -> None:
@@ -38,5 +38,4 @@ def test_a_forked_child_does_not_keep_the_session_of_its_parent(tmp_path: Path) 
                 assert engine.queue("held").get(WAIT / 4) is not None
         finally:
             os.kill(child, signal.SIGKILL)
-    os.kill(server_pid(store), signal.SIGTERM)
-    end_server(store)
+    end_store(store)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,6 @@ from qindex.worker import Figures, Worker
 from tests.waiting import WAIT
 
 QUICK: dict[str, Any] = {"retries": 2, "backoff": "exponential:0.02:0.1"}
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Running:

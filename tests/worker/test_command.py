@@ -15,9 +15,9 @@ import pytest
 
 import qindex
 from tests.effort import by_tier, chance
-from tests.server.support import end_server, server_pid
-from tests.waiting import WAIT
-from tests.worker.support import letters, lines, wait_until
+from tests.server.support import end_store, server_pid
+from tests.waiting import WAIT, wait_until
+from tests.worker.support import letters, lines
 
 ROOT = Path(__file__).parents[2]
 KILLS = by_tier(quick=3, all=6, nightly=300)
@@ -37,12 +37,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def end_the_server(directory: Path) -> None:
-    """It would linger."""
-    os.kill(server_pid(directory), signal.SIGTERM)
-    end_server(directory)
-
-
 HANDLE = "tests.worker.handlers:handle"
 
 
@@ -55,7 +49,7 @@ def test_until_empty_with_a_module_of_the_working_directory(tmp_path: Path) -> N
     assert ended(process) == (0, "")
     assert (tmp_path / "done").read_bytes() == b"ab"
     assert not (tmp_path / "stolen").exists()
-    end_the_server(tmp_path / "data")
+    end_store(tmp_path / "data")
 
 
 @pytest.mark.parametrize("kind", [[], ["--processes", 2]])
@@ -97,7 +91,7 @@ def test_wrong_use(tmp_path: Path, arguments: list[object], text: str) -> None:
     assert text in errors
     assert errors.count("\n") == 1
     if "--timeout" in arguments:
-        end_the_server(tmp_path / "data")
+        end_store(tmp_path / "data")
 
 
 def is_empty(queue: qindex.AnyQueue) -> bool:
@@ -143,4 +137,4 @@ def test_killed_again_and_again(tmp_path: Path, kind: list[object]) -> None:
         # A kill cuts short the handlers that run, of both workers at most, behind their lines.
         assert sum(runs.values()) - count <= 4 * KILLS
         assert not letters(engine)
-    end_the_server(data)
+    end_store(data)

@@ -18,7 +18,7 @@ import qindex.aio
 from qindex.worker import RedriveReport
 from tests.cli.support import run
 from tests.effort import by_tier, chance
-from tests.worker.support import wait_until
+from tests.waiting import wait_until
 
 KILLS = by_tier(quick=3, all=10, nightly=100)
 

@@ -16,9 +16,9 @@ import pytest
 
 import qindex
 from qindex.worker import Figures, Worker
-from tests.waiting import WAIT
+from tests.waiting import WAIT, wait_until
 from tests.worker import handlers
-from tests.worker.support import QUICK, Running, letters, lines, running, wait_until
+from tests.worker.support import QUICK, Running, letters, lines, running
 
 KINDS: dict[str, tuple[Any, dict[str, int]]] = {
     "threads": (handlers.handle, {"concurrency": 2}),

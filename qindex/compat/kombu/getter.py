@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError, StoreError
@@ -21,7 +21,6 @@ __all__ = ["Getter", "Inbox", "give_back", "take"]
 
 _WAIT = 5.0
 _LOOK = 0.1
-_POLL = 0.02
 
 
 def take(
@@ -31,20 +30,8 @@ def take(
     if len(queues) == 1:
         delivery = queues[0].get(seconds)
         return None if delivery is None else (queues[0].name, delivery)
-    get_first: Any = getattr(engine, "get", None)
-    if get_first is not None:
-        delivery = get_first(queues, seconds)
-        return None if delivery is None else (delivery.queue_name, delivery)
-    deadline = monotonic() + seconds
-    while True:
-        for queue in queues:
-            delivery = queue.get(0)
-            if delivery is not None:
-                return queue.name, delivery
-        left = deadline - monotonic()
-        if left <= 0:
-            return None
-        sleep(min(left, _POLL))
+    delivery = engine.get(queues, seconds)
+    return None if delivery is None else (delivery.queue_name, delivery)
 
 
 def give_back(delivery: Delivery) -> None:
@@ -55,7 +42,7 @@ def give_back(delivery: Delivery) -> None:
 
 
 class Inbox:
-    """What the threads have taken for an event loop, and the errors that they have met."""
+    """Messages that threads have taken for an event loop, and the errors that they have met."""
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()

@@ -24,7 +24,7 @@ _TRANSIENT = (1, "1", "transient")
 
 
 class Stored(TypedDict, total=False):
-    """What :meth:`qindex.SharedQueue.publish` takes for a message beside its body."""
+    """Arguments of :meth:`qindex.SharedQueue.publish` for a message, beside its body."""
 
     key: str
     headers: dict[str, Any]

@@ -32,7 +32,7 @@ class QoS:
 
     @property
     def prefetch_count(self) -> int:
-        """How many deliveries may be unsettled; 0: any number."""
+        """The number of deliveries that may be unsettled; 0: any number."""
         return self._prefetch_count
 
     @prefetch_count.setter

@@ -1,4 +1,4 @@
-"""What a broker knows beside its messages: exchanges, bindings, and queues that expire.
+"""A broker's knowledge beside its messages: exchanges, bindings, and queues that expire.
 
 All of it is kept as messages with unique keys, in two queues of the store. So it is durable, each
 change is one step, and every process sees it.

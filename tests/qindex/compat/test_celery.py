@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ pytest.importorskip("celery")
 import qindex
 from tests.effort import QUICK, by_tier, chance, not_quick
 from tests.server.support import end_server, server_pid
-from tests.waiting import WAIT
+from tests.waiting import WAIT, wait_until
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"
@@ -121,13 +121,6 @@ class Application:
             with suppress(ProcessLookupError):
                 os.kill(server_pid(self.store), signal.SIGTERM)
             end_server(self.store)
-
-
-def wait_until(holds: Callable[[], bool], why: Callable[[], Any] = lambda: None) -> None:
-    deadline = time.monotonic() + WAIT
-    while not holds():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.02)
 
 
 @pytest.fixture

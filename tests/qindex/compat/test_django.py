@@ -20,7 +20,8 @@ import pytest
 
 import qindex
 from tests.effort import by_tier, chance, not_quick, part
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_store
+from tests.waiting import wait_until
 
 if importlib.util.find_spec("django") is None:
     pytest.skip("Django is not installed: pip install 'qindex[django]'", allow_module_level=True)
@@ -58,19 +59,6 @@ ROOT = Path(__file__).parents[3]
 SHOP = ROOT / "examples" / "django_shop"
 READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
 FAILED, SUCCESSFUL = TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
-
-
-def until(condition: Callable[[], object], told: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.01)
-
-
-def end_store(directory: Path) -> None:
-    """End the server of a store that nobody uses any more; it would linger."""
-    os.kill(server_pid(directory), signal.SIGTERM)
-    end_server(directory)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +156,7 @@ def test_priorities_queues_and_times() -> None:
         work()
         return "late" in jobs.RAN
 
-    until(is_late)
+    wait_until(is_late)
     assert "other" in jobs.RAN
     late.refresh()
     assert late.started_at >= soon
@@ -245,7 +233,7 @@ def test_results_expire(configure: Callable[..., None]) -> None:
             return False
         return True
 
-    until(is_gone)
+    wait_until(is_gone)
     waiting.refresh()
     assert waiting.status == READY
     values = task_backends["default"].store.engine.queue("test_results_expire.values")
@@ -336,14 +324,14 @@ def test_a_task_whose_worker_is_killed_runs_again(kind: tuple[object, ...], tmp_
         result = jobs.hold.enqueue(str(name))
         running = worker(*kind, TASKS_DIRECTORY=data)
         try:
-            until(runs.exists)
+            wait_until(runs.exists)
             result.refresh()
             assert result.status == RUNNING
             kill(running)
-            until(lambda: status_of(result) == READY)
+            wait_until(lambda: status_of(result) == READY)
             name.unlink()
             running = worker(*kind, TASKS_DIRECTORY=data)
-            until(lambda: status_of(result) == SUCCESSFUL)
+            wait_until(lambda: status_of(result) == SUCCESSFUL)
             assert (result.return_value, result.attempts) == ("held", 2)
             running.terminate()
             assert running.wait(WAIT) == 0
@@ -384,7 +372,7 @@ def test_a_task_that_takes_too_long_has_failed(tmp_path: Path) -> None:
         results = [jobs.hold.enqueue(str(name)), jobs.note.enqueue("next")]
         running = worker("--processes", 1, "--timeout", 2, TASKS_DIRECTORY=data)
         try:
-            until(lambda: status_of(results[1]) == SUCCESSFUL)
+            wait_until(lambda: status_of(results[1]) == SUCCESSFUL)
             assert status_of(results[0]) == FAILED
             assert results[0].attempts == 1
         finally:
@@ -423,13 +411,15 @@ def test_the_example_sends_each_mail_however_often_its_workers_are_killed(
         try:
             for number in range(kills):
                 wanted = (number + 1) * mails // (kills + 1)
-                until(lambda: len(lines()) >= wanted)  # noqa: B023
+                wait_until(lambda: len(lines()) >= wanted)  # noqa: B023
                 time.sleep(rng.uniform(0, 0.03))
                 kill(running)
                 running = start()
-            until(lambda: set(addresses) <= set(lines()), lambda: lines()[-3:])
+            wait_until(lambda: set(addresses) <= set(lines()), lambda: lines()[-3:])
             queue = engine.queue("django.queue.mails")
-            until(lambda: (stats := queue.stats()).unacked == stats.ready == stats.delayed == 0)
+            wait_until(
+                lambda: (stats := queue.stats()).unacked == stats.ready == stats.delayed == 0
+            )
             running.terminate()
             assert running.wait(WAIT) == 0
             results = engine.queue("django.results").peek(mails + 1)

@@ -20,7 +20,8 @@ import pytest
 
 import qindex
 from tests.effort import by_tier, chance, part
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_store
+from tests.waiting import wait_until
 
 pytest.importorskip("huey", reason="huey is not installed: pip install 'qindex[huey]'")
 
@@ -35,21 +36,8 @@ KINDS = part(["thread", "process"], by_tier(quick=2, all=1, nightly=1), "huey")
 """The kinds of workers: the quick tier takes another one with each commit."""
 
 
-def until(condition: Callable[[], object], told: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.01)
-
-
 def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
-
-
-def end_store(directory: Path) -> None:
-    """End the server of a store that nobody uses any more; it would linger."""
-    os.kill(server_pid(directory), signal.SIGTERM)
-    end_server(directory)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +112,7 @@ def test_priorities_are_kept_over_a_retry_and_a_schedule(huey: QindexHuey) -> No
     note.schedule(("later",), delay=0.05, priority=95)
     run_next(huey)
     run_next(huey)
-    until(lambda: len(huey) + len(ran) == 5)  # the time of "later" has come
+    wait_until(lambda: len(huey) + len(ran) == 5)  # the time of "later" has come
     while len(huey):
         run_next(huey)
     assert ran == ["over", "later", "high", "high", "none", "low"]
@@ -296,13 +284,13 @@ def test_results_expire_behind_values_that_do_not(make: Callable[..., QindexHuey
     for number in range(10):
         storage.put_data(f"result-{number}", b"2", is_result=True)
     storage.incr("counter")
-    until(lambda: storage.result_items() == {"kept": b"1"})
+    wait_until(lambda: storage.result_items() == {"kept": b"1"})
     for name in ("results", "counters.results"):
         queue = storage.store.engine.queue(f"{storage.name}.{name}")
-        until(lambda: len(queue) == 0)  # noqa: B023
+        wait_until(lambda: len(queue) == 0)  # noqa: B023
     assert storage.put_if_empty("brief", b"1", ttl=0.1)
     assert not storage.put_if_empty("brief", b"2", ttl=0.1)
-    until(lambda: storage.put_if_empty("brief", b"3"))
+    wait_until(lambda: storage.put_if_empty("brief", b"3"))
     assert storage.peek_data("brief") == b"3"
 
 
@@ -342,11 +330,11 @@ def test_a_lock_goes_with_its_process(make: Callable[..., QindexHuey]) -> None:
     assert not other.is_locked("door")
     lock.acquire()
     one.storage.close()  # as its death does
-    until(lambda: not other.is_locked("door"))
+    wait_until(lambda: not other.is_locked("door"))
     same.acquire()
     assert other.flush_locks() == {"door"}
     with one.lock_task("brief", ttl=0.2):
-        until(lambda: not other.is_locked("brief"))
+        wait_until(lambda: not other.is_locked("brief"))
     assert len(other.storage.store.engine.queue(f"{other.name}.locks")) == 0
 
 
@@ -400,15 +388,15 @@ def test_the_task_of_a_killed_consumer_runs_again(
         result = huey_tasks.hold("held")
         first = consumers.start()
         try:
-            until(lambda: len(lines_of(notes)) == 1)
+            wait_until(lambda: len(lines_of(notes)) == 1)
             consumers.kill(first)
             second = consumers.start()
-            until(lambda: len(lines_of(notes)) == 2)  # its lock is free, too
+            wait_until(lambda: len(lines_of(notes)) == 2)  # its lock is free, too
             (tmp_path / "held").unlink()
             assert result.get(blocking=True, timeout=WAIT) == "held"
             if kind == "process":
                 huey_tasks.deadly()
-                until(lambda: len(engine.queue("tasks.failed")) == 1, lambda: lines_of(notes))
+                wait_until(lambda: len(engine.queue("tasks.failed")) == 1, lambda: lines_of(notes))
             second.send_signal(signal.SIGINT)
             assert second.wait(WAIT) == 0
             stats = engine.queue("tasks").stats()
@@ -443,15 +431,15 @@ def test_the_example_sends_each_mail_however_often_its_consumers_are_killed(
             for number in range(kills):
                 running = consumers.start()
                 wanted = (number + 1) * mails // (kills + 1)
-                until(lambda: len(lines_of(sent)) >= wanted)  # noqa: B023
+                wait_until(lambda: len(lines_of(sent)) >= wanted)  # noqa: B023
                 time.sleep(rng.uniform(0, 0.03))
                 consumers.kill(running)
             running = consumers.start()
-            until(lambda: set(addresses) <= set(lines_of(sent)), lambda: lines_of(sent)[-3:])
+            wait_until(lambda: set(addresses) <= set(lines_of(sent)), lambda: lines_of(sent)[-3:])
             urgent = huey_mails.send_urgently("bob@example.com")
             assert urgent.get(blocking=True, timeout=WAIT) == "sent to bob@example.com"
             tasks = engine.queue("mails")
-            until(lambda: tasks.stats().unacked == 0)
+            wait_until(lambda: tasks.stats().unacked == 0)
             running.send_signal(signal.SIGTERM)
             assert running.wait(WAIT) == 0
             assert len(tasks) == 0
