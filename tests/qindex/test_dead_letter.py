@@ -245,10 +245,11 @@ def test_a_full_dead_letter_queue(tmp_path: Path, overflow: Any) -> None:
         assert queue.get(0) is None
         assert queue.stats().unacked == 4
         killed = copy_live(store, tmp_path / "1")
-        drain(dead)
-        until(lambda: len(dead) == 1)
-        drain(dead)
-        until(lambda: len(dead) == 1)
+        for body in (b"there", b"0"):  # one at a time: a letter may come as the one before goes
+            letter = take(dead)
+            assert letter.body == body
+            letter.ack()
+            until(lambda: len(dead) == 1)
         assert [one.body for one in dead.peek(2)] == [b"2"]
         assert queue.stats().unacked == 2
     with open_quietly(killed) as engine:
@@ -263,11 +264,11 @@ def test_overflow_into_a_full_queue(tmp_path: Path) -> None:
         queue.publish_many([b"0", b"1", b"2"])
         with pytest.raises(qindex.QueueFullError, match="and so is its dead-letter queue"):
             queue.publish(b"no")
-        drain(dead)
+        take(dead).ack()
         queue.publish(b"3")
         assert bodies(dead) == [b"0"]
         assert queue.stats().unacked == 1  # 1, which waits
-        drain(dead)
+        take(dead).ack()
         until(lambda: bodies(dead) == [b"1"])
         assert bodies(queue) == [b"2", b"3"]
 
