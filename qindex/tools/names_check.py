@@ -40,7 +40,7 @@ _ROOT_FILES = frozenset(
         layout.CONFIG,
         VHOST_FILE,
         RECOVERY_TERMS,
-        *layout.SERVER_FILES,
+        *(layout.SERVER_FILES - {layout.SERVER_SOCKET}),
     )
 )
 _ROOT_DIRECTORIES = frozenset(
@@ -119,6 +119,9 @@ def check_names(
             elif _is_directory(fs, path) is (not wants_directory):
                 what = "a file" if wants_directory else "a directory"
                 yield _foreign(path, f"{what} of that name", "")
+            elif judge is _in_root and name == layout.IMPORT and not in_use:
+                what, lost = "an import that was cut short", "import the same files again"
+                yield Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED)
 
 
 def _in_root(name: str) -> bool | None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import qindex
 import rocketstore
 from qindex.format import layout
+from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.moves import Intent, pack_intent
+from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from tests.golden import golden
 
 __all__ = ["KINDS", "OURS", "ROCKET", "build", "names_of"]
@@ -33,6 +35,10 @@ def _fill(path: Path) -> qindex.Engine:
     orders.publish_many([b"order %03d" % number for number in range(24)])
     for number in range(6):
         engine.publish_to(["orders", "failed"], bytes((number,)) * 6000, key=f"k{number}")
+    orders.publish(b"later, and once", delay=3600, unique="bill 7")
+    with engine.transaction() as together:
+        together.publish("orders", b"with another")
+        together.publish("failed", b"with the first")
     for one in orders.get_many(10):
         if one.seq_id % 2:
             one.nack()
@@ -123,8 +129,11 @@ def names_of(kind: str, store: Path) -> tuple[list[str], list[str]]:
             "qindex.clean.tmp",
             "qindex.clean",
             layout.MOVES,
+            layout.TRANSACTIONS,
+            *layout.SERVER_FILES,
         ]
         files += [one + "/journal.jif.new" for one in queues]
+        files += [f"{one}/{name}" for one in queues for name in (DUE_TIMES, UNIQUE_KEYS)]
         files += [one + "/1.idx.tmp" for one in queues] + [one + "/7.idx" for one in queues]
         files += ["msg_store_persistent/9.rdq", "msg_store_persistent/9.rdq.tmp"]
         directories += ["quarantine"]

@@ -19,6 +19,7 @@ import pytest
 import qindex
 from qindex.cli.app import main
 from qindex.format.rabbitmq.bridge import RabbitProperties
+from qindex.tools.verify import verify
 from qindex.transfer import export_messages, import_messages, importing
 from qindex.transfer.files import FormatError
 from qindex.view.reader import Row, StoreReader
@@ -322,6 +323,7 @@ def test_an_import_killed_within_a_batch_goes_on(tmp_path: Path, suffix: str) ->
         assert died.returncode == -signal.SIGKILL
     with pytest.raises(qindex.UsageError, match="not finished"):
         import_messages([out], target, "elsewhere")
+    assert any("an import that was cut short" in one.what for one in verify(target).findings)
     report = import_messages([out], target, batch=10)
     # Each run went on behind what was published; the first queue has 7 messages, so one batch.
     assert report.resumed == 0 + (7 + 3) + (7 + 10 + 10) + (10 + 9)
