@@ -10,7 +10,6 @@ import typer
 from journal.errors import UsageError
 from qindex.cli.look import Directory
 from qindex.cli.output import flush, print_line
-from qindex.options import Durability
 
 
 def serve_command(
@@ -33,9 +32,6 @@ def serve_command(
     """
     from qindex.server.__main__ import notify, serve
 
-    if durability not in ("os", "fsync"):
-        raise UsageError(f"--durability is os or fsync, not {durability}")
-    chosen: Durability = "fsync" if durability == "fsync" else "os"
     if verbose:
         logging.basicConfig(level=logging.INFO)
 
@@ -44,7 +40,7 @@ def serve_command(
         print_line(f"serving {directory}")
         flush()
 
-    options = {"durability": chosen, "lock_timeout": lock_timeout}
+    options = {"durability": durability, "lock_timeout": lock_timeout}
     serve(directory, options, linger=None, group=_group(group), ready=ready)
     notify("STOPPING=1")
     return 0

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,6 +75,12 @@ def worker_command(
     batch: Annotated[
         int, typer.Option(min=1, help="Messages to take and acknowledge at a time.")
     ] = 1,
+    durability: Annotated[
+        str | None,
+        typer.Option(
+            help="os or fsync, where no server has the store yet.", show_default="the server's"
+        ),
+    ] = None,
     schedules: Annotated[
         bool, typer.Option("--schedules", help="Publish the messages of schedules, too.")
     ] = False,
@@ -90,7 +96,8 @@ def worker_command(
     """
     sys.path.append(os.getcwd())  # last: nothing there takes the place of another module
     load_handlers(handler)  # or an error before anything is opened
-    with qindex.open(directory, shared=True) as engine:
+    options: Any = {} if durability is None else {"durability": durability}
+    with qindex.open(directory, shared=True, **options) as engine:
         worker = Worker(
             engine.queue(queue),
             handler,

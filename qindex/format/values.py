@@ -138,7 +138,8 @@ def coded(coder: Coder | None, messages: Iterable[Any]) -> Iterable[Any]:
 def value_of(message: Message) -> Any:
     """Return the value of a message's body. Raises :class:`UsageError`."""
     kind = message.properties.get("content_type")
-    coder = _KNOWN.get(kind) if isinstance(kind, str) else None
+    name = kind.partition(";")[0].strip().lower() if isinstance(kind, str) else ""
+    coder = _KNOWN.get(name) or _KNOWN.get(str(kind))
     if coder is None:
         if kind is None:
             raise UsageError("the message has no content type: its body is bytes")
@@ -158,7 +159,18 @@ def value_as(message: Message, kind: type[T]) -> T:
     try:
         return _as(value, kind)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"the body is no {kind.__name__}: {error}") from error
+        faults = _faults(error)
+        raise UsageError(f"the body is no {getattr(kind, '__name__', kind)}: {faults}") from error
+
+
+def _faults(error: Exception) -> str:
+    """Say in a line what is wrong with a value: of pydantic's errors, each field and its fault."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ")
+        for one in error.errors(include_url=False, include_context=False)
+    )
 
 
 def _as(value: Any, kind: type[T]) -> T:

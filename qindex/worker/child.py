@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -121,8 +122,10 @@ def load_handlers(name: str) -> Handlers:
         raise UsageError(f"name the handler as module:handler, not {name!r}")
     try:
         found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise UsageError(f"{module}: {error}") from error
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if frame.filename.startswith("<") else f" ({frame.filename}:{frame.lineno})"
+        raise UsageError(f"{module} can't be imported: {cause_of(error)}{where}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -133,19 +136,29 @@ def load_handlers(name: str) -> Handlers:
     return handlers
 
 
-def serve(pipe: Connection, handlers: Handlers | str, stacks: str, started: Any) -> None:
+def check_sendable(handlers: Handlers | str) -> None:
+    """Raise :class:`UsageError` for handlers that another process can't import."""
+    try:
+        pickle.dumps(handlers)
+    except Exception as error:
+        raise UsageError(
+            "with processes a handler is a function of a module, which a process can import: "
+            f"{cause_of(error)}"
+        ) from error
+
+
+def serve(pipe: Connection, handlers: Handlers | str, stacks: Connection, started: Any) -> None:
     """Run handlers until the pipe is closed.
 
-    ``stacks``: the file that gets the stacks of all threads at each SIGUSR1. ``started``: shared
-    memory that says which message of its batch is being handled.
+    ``stacks``: holds the descriptor of the file that gets the stacks of all threads at each
+    SIGUSR1. ``started``: shared memory that says which message of its batch is being handled.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The worker says when to end. Not SIG_IGN, which programs that a handler starts would inherit.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    fd = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     try:
         found = load_handlers(handlers) if isinstance(handlers, str) else handlers
         is_asynchronous = checked_handlers(found)

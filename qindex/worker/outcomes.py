@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -119,6 +120,21 @@ def checked_handlers(handlers: Handlers) -> bool:
     return asynchronous.pop()
 
 
+def check_count(name: str, value: object, least: int) -> None:
+    """Raise :class:`UsageError` for what is no whole number, or is less than ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} is a whole number of at least {least}, not {value!r}")
+
+
+def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
+    """Raise :class:`UsageError` for what is no number of seconds above 0, or 0 where that is
+    allowed (``zero``)."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if not (0 < number < math.inf or (zero and number == 0)):
+        above = "at least 0" if zero else "above 0"
+        raise UsageError(f"{name} is a number of seconds, {above}, not {value!r}")
+
+
 def wanted_settings(
     name: str, settings: QueueSettings, retries: int | None, backoff: str | None
 ) -> dict[str, Any]:
@@ -148,12 +164,15 @@ DONE = Outcome("ack", {})
 GIVEN_BACK = Outcome("nack", {"delay": 0, "count": False})
 
 
-def outcome_of(error: BaseException | None, attempt: int, limit: int | None) -> Outcome:
+def outcome_of(
+    error: BaseException | None, attempt: int, limit: int | None, *, is_settled: bool
+) -> Outcome:
     """Decide what becomes of a message whose handler returned, or raised ``error``.
 
-    ``attempt``: which one it was, from 1; ``limit``: the last one.
+    ``attempt``: which one it was, from 1; ``limit``: the last one; ``is_settled``: the handler has
+    settled the delivery.
     """
-    if error is None:
+    if error is None or is_settled:
         return DONE
     if isinstance(error, Reject):
         return Outcome("reject", {"reason": cause_of(error) or "rejected"})
@@ -188,7 +207,7 @@ def log_failure(
 ) -> None:
     """Write one line about an attempt that failed; its traceback is in the record for those that
     show it (level DEBUG)."""
-    what = {"reject": "dead letter", "ack": "done"}.get(outcome.verb, "retry")
+    what = {"reject": "dead letter", "ack": "settled"}.get(outcome.verb, "retry")
     delay = outcome.arguments.get("delay")
     if what == "retry" and delay is not None:
         what = f"retry in {delay:g} s"

@@ -22,6 +22,8 @@ _SPAWN = multiprocessing.get_context("spawn")
 """A child inherits no memory, no lock that another thread holds, and no descriptor."""
 _BEGIN = 120.0
 """Seconds in which a process has to import its handler."""
+_LOOK_BEGIN = 0.2
+"""Seconds between looks, meanwhile, whether the worker is to end."""
 _LOOK = 1.0
 """Seconds between looks whether a process is alive whose handler runs."""
 _ATTEMPTS = 3
@@ -50,7 +52,7 @@ class InProcess:
         self._max_memory = max_memory
         self._stopping = stopping
         self._count_restart = count_restart
-        self._stacks = tempfile.NamedTemporaryFile(prefix="qindex-stacks-")  # noqa: SIM115
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
         self._started = _SPAWN.RawValue("Q", 0)
         self._tasks = 0
         self._pipe: Connection
@@ -149,13 +151,16 @@ class InProcess:
         for _ in range(_ATTEMPTS):
             self._tasks = 0
             self._pipe, theirs = _SPAWN.Pipe()
+            # Not a pipe; but it is in a Connection that a descriptor is passed on.
+            stacks = Connection(os.dup(self._stacks.fileno()))
             self._process = _SPAWN.Process(
-                target=child.serve, args=(theirs, self._handler, self._stacks.name, self._started)
+                target=child.serve, args=(theirs, self._handler, stacks, self._started)
             )
             self._process.start()
             theirs.close()
+            stacks.close()
             with suppress(EOFError, ConnectionError):
-                if not self._pipe.poll(_BEGIN):
+                if not self._has_begun():
                     self._process.kill()
                 error = self._pipe.recv()
                 if error is not None:
@@ -163,8 +168,18 @@ class InProcess:
                     raise error
                 return
             how = self._how_it_ended()
+            if self._stopping.is_set():
+                return
             log.error("a process has ended before it had a message: %s", how)
         raise ProcessDiedError(f"processes end before they have a message: {how}")
+
+    def _has_begun(self) -> bool:
+        """Wait until the process has imported its handler; return False if it is to be killed."""
+        end = monotonic() + _BEGIN
+        while monotonic() < end and not self._stopping.is_set():
+            if self._pipe.poll(_LOOK_BEGIN):
+                return True
+        return False
 
     def _begin_anew(self) -> None:
         self._count_restart()

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
-from qindex.worker.child import load_handlers
+from qindex.worker.child import check_sendable, load_handlers
 from qindex.worker.outcomes import (
     Figures,
     Handlers,
     Outcome,
+    check_count,
+    check_seconds,
     checked_handlers,
     log,
     log_failure,
@@ -139,12 +141,24 @@ class Worker:
     ) -> None:
         handlers = load_handlers(handler) if isinstance(handler, str) else handler
         self._is_asynchronous = checked_handlers(handlers)
-        if concurrency < 1 or processes < 0 or (processes and concurrency > 1):
-            raise UsageError("concurrency is at least 1, or processes is, but not both")
-        if batch < 1:
-            raise UsageError(f"batch is at least 1, not {batch}")
-        if retries is not None and retries < 0:
-            raise UsageError(f"retries is at least 0, not {retries}")
+        check_count("concurrency", concurrency, 1)
+        check_count("processes", processes, 0)
+        check_count("batch", batch, 1)
+        for name, count, least in (
+            ("retries", retries, 0),
+            ("max_tasks", max_tasks, 1),
+            ("max_memory", max_memory, 1),
+        ):
+            if count is not None:
+                check_count(name, count, least)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        if lease is not None:
+            check_seconds("lease", lease)
+        check_seconds("grace", grace, zero=True)
+        check_seconds("slow_after", slow_after)
+        if processes and concurrency > 1:
+            raise UsageError("a process runs one handler at a time: concurrency is for threads")
         if timeout is not None and not processes and not self._is_asynchronous:
             raise UsageError(
                 "a thread can't be ended: a timeout needs processes=, or a coroutine function as "
@@ -157,6 +171,8 @@ class Worker:
         self.batch = batch
         self.until_empty = until_empty
         self.stopping: threading.Event = threading.Event()
+        if processes:
+            check_sendable(handler)
         self._handler: Handlers | str = handler
         self._handlers = handlers
         self._count = processes or concurrency
@@ -206,6 +222,8 @@ class Worker:
         Returns what was done; ``cut`` is not 0 where handlers were still running at the end.
         Raises :class:`~journal.errors.StoreError` where the store can't be used any more.
         """
+        if not self._told.empty():
+            return self.figures  # stopped before it began
         with self._signals(), self._runners() as make_runner:
             self._slots = [Slot(self, make_runner) for _ in range(self._count)]
             for slot in self._slots:
@@ -246,7 +264,7 @@ class Worker:
                 self._on_error(delivery, error)
             except Exception:
                 log.exception("queue=%s on_error raised", self.queue.name)
-        outcome = outcome_of(error, attempt, self._limit)
+        outcome = outcome_of(error, attempt, self._limit, is_settled=delivery.settled)
         with self._lock:
             self._figures.note(error, outcome)
         if error is not None:

@@ -28,6 +28,8 @@ from qindex.worker.outcomes import (
     Handlers,
     Outcome,
     TimedOutError,
+    check_count,
+    check_seconds,
     checked_handlers,
     handler_for,
     log,
@@ -86,8 +88,12 @@ class TaskWorker:
     ) -> None:
         if not checked_handlers(handler):
             raise UsageError("here a handler is a coroutine function")
-        if concurrency < 1:
-            raise UsageError(f"concurrency is at least 1, not {concurrency}")
+        check_count("concurrency", concurrency, 1)
+        if retries is not None:
+            check_count("retries", retries, 0)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        check_seconds("grace", grace, zero=True)
         self._queue = queue
         self._handlers = handler
         self._concurrency = concurrency
@@ -203,7 +209,7 @@ class TaskWorker:
                 await self._on_error(delivery, error)
             except Exception:
                 log.exception("queue=%s on_error raised", self._queue.name)
-        outcome = outcome_of(error, attempt, self._limit)
+        outcome = outcome_of(error, attempt, self._limit, is_settled=delivery.settled)
         self.figures.note(error, outcome)
         if error is not None:
             log_failure(self._queue.name, delivery.seq_id, attempt, self._limit, outcome, error)

@@ -94,8 +94,12 @@ def test_dataclasses_and_models(engine: qindex.AnyEngine) -> None:
         assert first.value_as(Order) == order
         assert second.value_as(Model) == model
         assert third.value == {"many": [first.value]}
-        with pytest.raises(qindex.UsageError, match="is no Order"):
+        with pytest.raises(qindex.UsageError, match=r"is no Order: number: Field required; to: "):
             third.value_as(Order)
+    queue.publish(
+        b'{"number": 1, "to": {}}', properties={"content_type": "application/json; charset=utf-8"}
+    )
+    assert queue.get().value == {"number": 1, "to": {}}
 
 
 def test_a_dataclass_without_pydantic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -368,7 +368,13 @@ def test_a_full_dead_letter_queue_is_waited_for(tmp_path: Path) -> None:
     [
         (handlers.handle, {"timeout": 3}, "a thread can't be ended"),
         (handlers.handle, {"concurrency": 0}, "at least 1"),
-        (handlers.handle, {"concurrency": 2, "processes": 2}, "not both"),
+        (handlers.handle, {"concurrency": "2"}, "whole number"),
+        (handlers.handle, {"concurrency": 2, "processes": 2}, "one handler at a time"),
+        (handlers.handle_soon, {"timeout": 0}, "timeout is a number of seconds, above 0"),
+        (handlers.handle_soon, {"timeout": float("nan")}, "timeout is a number"),
+        (handlers.handle, {"grace": -1}, "grace is a number of seconds, at least 0"),
+        (handlers.handle, {"lease": "1"}, "lease is a number"),
+        (lambda delivery: None, {"processes": 1}, "a function of a module"),
         (handlers.handle, {"retries": -1}, "at least 0"),
         (handlers.handle, {"max_tasks": 3}, "for processes"),
         (handlers.handle, {"backoff": "linear"}, "backoff"),
@@ -378,6 +384,7 @@ def test_a_full_dead_letter_queue_is_waited_for(tmp_path: Path) -> None:
         ("tests.worker.handlers", {}, "module:handler"),
         ("tests.worker.nothing:x", {}, "No module named"),
         ("tests.worker.handlers:nothing", {}, "has no nothing"),
+        ("tests.worker.broken:handle", {}, r"NameError: name 'no_such_name'.*broken.py:3\)"),
     ],
 )
 def test_wrong_use(tmp_path: Path, handler: Any, options: dict[str, Any], text: str) -> None:
@@ -385,11 +392,41 @@ def test_wrong_use(tmp_path: Path, handler: Any, options: dict[str, Any], text: 
         Worker(engine.queue("q"), handler, **options)
 
 
-def test_a_handler_that_no_process_can_import_ends_the_worker(tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_before_it_ran_takes_nothing(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "data") as engine:
         queue = engine.queue("q")
-        with pytest.raises((AttributeError, TypeError)):  # as pickle says it
-            Worker(queue, lambda delivery: None, processes=1).run()
+        queue.publish(b"")
+        worker = Worker(queue, handlers.handle)
+        worker.stop()
+        assert worker.run() == Figures()
+        assert queue.get().delivery_count == 1
+
+
+def test_a_process_that_still_imports_its_handler_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "data") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"")
+        os.environ["QINDEX_TEST_SLOW_IMPORT"] = "100"
+        try:
+            with running(queue, "tests.worker.slow_import:handle", processes=1) as found:
+                time.sleep(0.2)
+        finally:
+            del os.environ["QINDEX_TEST_SLOW_IMPORT"]
+        assert found.join() == Figures()
+
+
+def test_an_error_after_the_message_was_settled_is_no_death(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with qindex.open(tmp_path / "data") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"twice")
+        with running(queue, handlers.handle, retries=0) as found:
+            wait_until(lambda: found.worker.figures.failed)
+        assert found.join() == Figures(failed=1)
+        assert "next='settled' error='UsageError" in caplog.text
+        assert len(queue) == 0
+        assert letters(engine) == {}
 
 
 def test_signals_stop_a_worker_of_the_main_thread(tmp_path: Path) -> None:
