@@ -16,15 +16,7 @@ import pyarrow.compute as pc
 from journal.errors import StorageError, StoreError
 from journal.fs.files import read_file
 from journal.memory.arrays import I64, Bools
-from pyspark_qindex.batches import (
-    Maker,
-    batch_of,
-    constant,
-    numbers,
-    plain_json,
-    slices,
-    tell,
-)
+from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore
 from pyspark_qindex.rocket_planning import (
@@ -35,6 +27,8 @@ from pyspark_qindex.rocket_planning import (
     is_in_use,
     open_log,
 )
+from qindex.format.json_value import plain_json
+from qindex.view.arrow import Maker, batch_of, constant, numbers, slices
 from rocketstore.format.commitlog_format import BLANK_MAGIC, START, format_host
 from rocketstore.format.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
 from rocketstore.format.properties import KEYS, TAGS, UNIQ_KEY, decode_properties

@@ -110,7 +110,7 @@ class QueueView:
     ) -> None:
         self._fs = fs
         self.rules = rules
-        self._priority = priority
+        self.priority = priority
         self._place = place
         self._busy = busy
         self._stored = StoredMessages(fs, place, self.stored_ids, self._current_ids)
@@ -321,7 +321,7 @@ class QueueView:
                 location=location,
                 error=entry.damage or None,
                 timestamp=said.timestamp,
-                priority=self._priority,
+                priority=self.priority,
             )
 
     @staticmethod

@@ -25,24 +25,24 @@ import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
 from pyspark_qindex import java, schemas
-from pyspark_qindex.batches import plain_json
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.offsets import check_start, flatten, next_places, share, unflatten
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options, with_schema
 from pyspark_qindex.planning import QueuePart, StorePart, group, plan_queues, plan_stores
-from pyspark_qindex.reading import table_rows
-from pyspark_qindex.reading.plain_rows import find_plain
 from pyspark_qindex.reading.read_entries import read_entries
 from pyspark_qindex.reading.read_files import read_files
 from pyspark_qindex.reading.read_messages import read_messages
 from pyspark_qindex.reading.read_rocket import read_rocket_part
-from pyspark_qindex.reading.table_rows import json_tables
 from pyspark_qindex.rocket_planning import plan_rocket
 from pyspark_qindex.writing.sink import sink_options
+from qindex.format.json_value import plain_json
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record
 from qindex.recovery.columns import take_rows
 from qindex.tools.convert import convert
+from qindex.view import table_json
+from qindex.view.record_fields import find_fields
+from qindex.view.table_json import json_tables
 from tests.qindex.support import queue_directory
 from tests.spark.fleet import make_rocket
 
@@ -318,13 +318,13 @@ def test_fields_of_plain_records(size: int, key: str | None) -> None:
     starts = np.array([2, 2 + len(record), 2 + len(record) + len(other), len(data) - len(record)])
     lengths = np.array([len(record), len(other), 50, len(record)])
     sizes = np.array([size, size, 20, size])
-    found = find_plain(data, starts, lengths, sizes)
+    found = find_fields(data, starts, lengths, sizes)
     assert found.rows.tolist() == [0, 1, 3]
     assert found.has_tables.tolist() == [False, True, False]
     tables = data[found.key_ends[1] : found.table_ends[1]]
     assert json_tables(pa.array([tables]))[0].to_pylist() == ['{"h": 1}']
     for wrong in (sizes - 1, sizes + 1, sizes * 0 + len(data), sizes * 0 + (1 << 31)):
-        assert find_plain(data, starts, lengths, wrong).rows.tolist() == []
+        assert find_fields(data, starts, lengths, wrong).rows.tolist() == []
     found = take_rows(found, ~found.has_tables)
     for at in range(2):
         assert data[found.body_starts[at] : found.body_ends[at]] == body
@@ -382,8 +382,8 @@ def test_headers_and_properties_as_json(number: int | None, many: int) -> None:
 
 @pytest.mark.parametrize("value", ["$5", b"\xff", msgpack.ExtType(5, b"a"), msgpack.Timestamp(3)])
 def test_what_is_no_name_is_encoded_once(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    encoded = Mock(wraps=table_rows._joined)
-    monkeypatch.setattr(table_rows, "_joined", encoded)
+    encoded = Mock(wraps=table_json._joined)
+    monkeypatch.setattr(table_json, "_joined", encoded)
     json_tables(pa.array([msgpack.packb({"v": value}) + msgpack.packb(None)]))
     assert encoded.call_count == 1
 

@@ -31,7 +31,7 @@ _MAGIC = np.frombuffer(MAGIC, np.uint8)
 
 
 @dataclass(slots=True)
-class PlainRows:
+class RecordFields:
     """Where the fields of some records are: offsets in the data.
 
     ``rows``: which of the records asked for. ``key_starts``, ``key_ends``: equal where there is
@@ -50,7 +50,7 @@ class PlainRows:
     body_ends: I64
 
 
-def find_plain(data: Data, starts: I64, lengths: I64, sizes: I64) -> PlainRows:
+def find_fields(data: Data, starts: I64, lengths: I64, sizes: I64) -> RecordFields:
     """Find the records of ours among those at ``starts`` with ``lengths`` bytes, ``sizes`` of them
     their bodies. Records are known to be sound, or foreign; headers and properties are not looked
     into. O(records)."""
@@ -70,7 +70,7 @@ def find_plain(data: Data, starts: I64, lengths: I64, sizes: I64) -> PlainRows:
     nils = np.where(fits, key_ends, at)
     has_tables = (table_ends != nils + 2) | (flat[nils] != _NIL) | (flat[nils + 1] != _NIL)
     stamps = np.ascontiguousarray(flat[(at + _STAMP_AT)[:, None] + np.arange(8)])
-    found = PlainRows(
+    found = RecordFields(
         rows=rows,
         stamps=stamps.view(">u8").ravel().astype(np.int64),
         has_key=flat[at + _KEY_AT] != _NIL,

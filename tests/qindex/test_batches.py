@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -9,15 +11,20 @@ pytest.importorskip("pyarrow")
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qindex.batches import (
+import qindex
+from pyspark_qindex.schemas import ENTRIES, without_damage
+from qindex.format.envelope import open_envelope
+from qindex.format.json_value import plain_json
+from qindex.view.arrow import (
     _even_bounds,
+    arrow_schema,
     batch_of,
     constant,
     fixed_binaries,
     flags,
     numbers,
 )
-from pyspark_qindex.schemas import ENTRIES, arrow_schema, without_damage
+from qindex.view.reader import StoreReader
 
 COUNTS = [0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 512, 1000]
 
@@ -109,3 +116,28 @@ def test_a_null_where_none_can_be_is_refused() -> None:
 def test_more_bytes_than_a_column_can_hold() -> None:
     with pytest.raises(OverflowError, match="268435456 values of 8 bytes are too many"):
         _even_bounds(1 << 28, 8)
+
+
+def test_the_batches_of_a_queue_are_its_entries(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, segment_entry_count=16, embed_below=200) as engine:
+        queue = engine.queue("jobs", max_priority=3)
+        for number in range(60):
+            headers = {"n": number, "raw": b"\xff", "text": 'ü"\n'} if number % 3 else {}
+            key = f"k{number}" if number % 2 else None
+            queue.publish(b"x" * number * 5, key=key, headers=headers, priority=number % 4)
+        engine.flush()
+        reader = StoreReader(tmp_path).queue("jobs")
+        rows = [row for batch in reader.batches() for row in batch.to_pylist()]
+        entries = list(reader.entries())
+    assert len(rows) == len(entries) == 60
+    for row, entry in zip(rows, entries, strict=True):
+        for name in ("seq_id", "msg_id", "persistent", "key", "size", "body", "priority"):
+            assert row[name] == getattr(entry, name)
+        assert (row["timestamp"], row["location"]) == (entry.timestamp, entry.location)
+        assert row["headers"] == plain_json(entry.headers)
+        opened = open_envelope(row["envelope"], row["body"])
+        assert (opened.key, opened.headers) == (entry.key, entry.headers)
+    assert {entry.location for entry in entries} == {"segment", "store"}
+    assert next(reader.batches(["key", "seq_id"])).schema.names == ["key", "seq_id"]
+    with pytest.raises(qindex.UsageError, match="no column 'seq'"):
+        list(reader.batches(["seq"]))

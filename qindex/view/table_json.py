@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from journal.memory.arrays import Bools
 from journal.packed import unpack
-from pyspark_qindex.batches import plain_json
-from qindex.format.json_value import plain_value
+from qindex.format.json_value import plain_json, plain_value
 
 Tables = tuple[pa.Array, pa.Array, Bools]
 """Headers, properties (as text), and which rows are sound; the others are null."""
