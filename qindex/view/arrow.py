@@ -5,6 +5,7 @@ A table is a list of columns: their names, in order, with their types in the wor
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -77,10 +78,10 @@ def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.Record
         makers[field.name]() if field.name in makers else _nulls(count, field.type)
         for field in schema
     ]
-    for field, array in zip(schema, arrays, strict=True):
+    for field, made in zip(schema, arrays, strict=True):
         # Spark would take what stands there for a value.
-        if not field.nullable and array.null_count:
-            raise ValueError(f"column {field.name} has {array.null_count} nulls")
+        if not field.nullable and made.null_count:
+            raise ValueError(f"column {field.name} has {made.null_count} nulls")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -160,6 +161,12 @@ def fixed_binaries(rows: U8) -> pa.Array:
     """Give the rows of a matrix (shape ``(n, width)``) as binaries."""
     count, width = rows.shape
     return _even(pa.binary(), count, width, np.ascontiguousarray(rows))
+
+
+def texts_of(data: bytes, bounds: array[int]) -> pa.Array:
+    """Give the texts ``data[bounds[i]:bounds[i + 1]]``."""
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
 
 
 def slices(data: ReadBuffer, starts: I64, ends: I64) -> pa.Array:

@@ -1,7 +1,7 @@
 """Messages as Arrow batches: for the plain reader, an export and Spark. Needs pyarrow.
 
 qindex's embedded messages go straight from the bytes of the file into Arrow
-(:mod:`qindex.view.record_fields`, :mod:`qindex.view.table_json`). The others (from the message
+(:mod:`qindex.view.record_fields`, :mod:`qindex.format.json_tables`). The others (from the message
 store, RabbitMQ's) are decoded one by one, as ``qindex cat`` does. Where all columns that are asked
 for are in the index, no message is decoded, and the message store is not opened.
 """
@@ -21,6 +21,7 @@ from journal.memory.arrays import I64
 from qindex.format.envelope import make_envelope
 from qindex.format.json_value import plain_json
 from qindex.format.message import Message
+from qindex.format.message_record import tables_as_json
 from qindex.format.resynchronise import Data
 from qindex.recovery.columns import Columns, Source, take_rows
 from qindex.view.arrow import (
@@ -33,10 +34,10 @@ from qindex.view.arrow import (
     numbers,
     plain_text,
     slices,
+    texts_of,
 )
 from qindex.view.queue_view import QueueView, Row
 from qindex.view.record_fields import RecordFields, find_fields
-from qindex.view.table_json import json_tables
 
 MESSAGES: Final[Table] = {
     "store": "string",
@@ -151,8 +152,10 @@ class _Segment:
         found = find_fields(data, starts, lengths, sizes)
         tables: list[pa.Array] = []
         if found.has_tables.any() and _TABLES & self.wanted.table.keys():
-            packed = _slices(data, found.key_ends, found.table_ends)
-            *tables, sound = json_tables(packed)
+            found_texts = tables_as_json(data, found.key_ends, found.table_ends)
+            headers, header_bounds, properties, property_bounds, right = found_texts
+            tables = [texts_of(headers, header_bounds), texts_of(properties, property_bounds)]
+            sound = np.frombuffer(right, np.bool_)
             if not sound.all():
                 found = take_rows(found, sound)
                 tables = [column.filter(pa.array(sound)) for column in tables]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
+import msgpack
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 import qindex
 from pyspark_qindex.schemas import ENTRIES, without_damage
 from qindex.format.envelope import open_envelope
+from qindex.format.json_tables import json_tables
 from qindex.format.json_value import plain_json
+from qindex.format.message import Message
+from qindex.format.message_record import encode_record, tables_as_json
+from qindex.recovery.columns import take_rows
 from qindex.view.arrow import (
     _even_bounds,
     arrow_schema,
@@ -25,6 +34,7 @@ from qindex.view.arrow import (
     numbers,
 )
 from qindex.view.reader import StoreReader
+from qindex.view.record_fields import find_fields
 
 COUNTS = [0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 512, 1000]
 
@@ -141,3 +151,124 @@ def test_the_batches_of_a_queue_are_its_entries(tmp_path: Path) -> None:
     assert next(reader.batches(["key", "seq_id"])).schema.names == ["key", "seq_id"]
     with pytest.raises(qindex.UsageError, match="no column 'seq'"):
         list(reader.batches(["seq"]))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65535, 65536, 70000])
+@pytest.mark.parametrize("key", [None, "", "k", "k" * 31, "k" * 32, "ü" * 200, "k" * 300])
+def test_fields_of_plain_records(size: int, key: str | None) -> None:
+    body = bytes(index % 251 for index in range(size))
+    record = encode_record(Message(body, key, timestamp=1_700_000_000_123_456_789))
+    other = encode_record(Message(body, key, {"h": 1}, timestamp=5))
+    data = b"\xc0\xc0" + record + other + b"\x83" * 50 + record
+    starts = np.array([2, 2 + len(record), 2 + len(record) + len(other), len(data) - len(record)])
+    lengths = np.array([len(record), len(other), 50, len(record)])
+    sizes = np.array([size, size, 20, size])
+    found = find_fields(data, starts, lengths, sizes)
+    assert found.rows.tolist() == [0, 1, 3]
+    assert found.has_tables.tolist() == [False, True, False]
+    headers, bounds, _, _, sound = tables_as_json(data, found.key_ends, found.table_ends)
+    assert (headers, bounds.tolist()) == (b'{}{"h": 1}{}', [0, 2, 10, 12])
+    assert sound == b"\1\1\1"
+    for wrong in (sizes - 1, sizes + 1, sizes * 0 + len(data), sizes * 0 + (1 << 31)):
+        assert find_fields(data, starts, lengths, wrong).rows.tolist() == []
+    found = take_rows(found, ~found.has_tables)
+    for at in range(2):
+        assert data[found.body_starts[at] : found.body_ends[at]] == body
+        assert data[found.key_starts[at] : found.key_ends[at]].decode() == (key or "")
+        assert found.has_key[at] == (key is not None)
+        assert found.stamps[at] == 1_700_000_000_123_456_789
+
+
+VALUES: list[Any] = [
+    1,
+    -(2**40),
+    1.5,
+    -0.0,
+    5e-324,
+    0.1,
+    1e16,
+    [*range(-40, 40), 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63, 2**64 - 1],
+    [-128, -129, -32768, -32769, -(2**31), -(2**31) - 1, -(2**63)],
+    {str(at): at for at in range(70_000)},
+    b"",
+    b"a",
+    b"abc",
+    '\x7f\x1f\b\f\n\r\t\v"\\/',
+    "\ud7ff\ue000\uffff\U00010000\U0010ffff",
+    "x" * 70_000,
+    1e300,
+    True,
+    None,
+    "text",
+    "$5",
+    'text that looks like a name: "$5": ',
+    "ü\u2028\x00",
+    b"\xff\x00",
+    [1, [b"x", {"a": None}]],
+    {"deep": {"deeper": [1, 2]}},
+    {"$base64": "it is text"},
+    {"deep": {"$x": 1}},
+    {1: "a", "b": 2},
+    {b"k": 1},
+    float("nan"),
+    msgpack.ExtType(5, b"ab"),
+    msgpack.Timestamp(3, 500_000_000),
+]
+
+
+def test_tables_as_json() -> None:
+    """Of each kind of value, what plain_json gives, or nothing where the build does not tell it."""
+    pairs: list[tuple[Any, Any]] = [({"v": value, "n": 0}, {"p": value}) for value in VALUES]
+    pairs += [(None, None), ({}, {"p": 1}), ({"a": 1}, None)]
+    packed = [msgpack.packb(one) + msgpack.packb(other) for one, other in pairs]
+    data = b"".join([b"before", *packed, b"behind"])
+    ends = np.cumsum([6, *map(len, packed)])
+    for build in (tables_as_json, json_tables):
+        told = 0
+        for found, (one, other) in zip(texts(build, data, ends), pairs, strict=True):
+            wanted = [plain_json(table or {}).encode() for table in (one, other)]
+            assert found in (wanted, None)
+            told += found is not None
+        assert told >= len(pairs) - 8
+
+
+def texts(build: Any, data: bytes, ends: npt.NDArray[np.int64]) -> list[list[bytes] | None]:
+    headers, firsts, properties, seconds, sound = build(data, ends[:-1], ends[1:])
+    assert len(headers) == firsts[-1]
+    assert len(properties) == seconds[-1]
+    return [
+        [headers[firsts[at] : firsts[at + 1]], properties[seconds[at] : seconds[at + 1]]]
+        if right
+        else None
+        for at, right in enumerate(sound)
+    ]
+
+
+def test_what_is_no_tables() -> None:
+    good = msgpack.packb({"a": [1, {"b": "ü"}], "c": b"x", "d": 1.5}) + msgpack.packb({"e": "f"})
+    wrong = [b"", b"\xc0", b"\x01\xc0", b"\xc0\x90", good + b"\xc0", b"\xc1\xc0", b"\x81"]
+    wrong += [good[:size] for size in range(len(good))]
+    bad = (b"\xc0\x80", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80")
+    wrong += [b"\x81\xa1a%c%b\xc0" % (0xA0 + len(text), text) for text in (*bad, b"\xff", b"\xc3")]
+    dice = random.Random(3)
+    flipped = []
+    for _ in range(3000):
+        some = bytearray(good)
+        some[dice.randrange(len(some))] ^= 1 << dice.randrange(8)
+        flipped.append(bytes(some))
+    for rows in (wrong, flipped):
+        ends = np.cumsum([0, *map(len, rows)])
+        data = b"".join(rows)
+        compiled, interpreted = texts(tables_as_json, data, ends), texts(json_tables, data, ends)
+        for number, (one, other) in enumerate(zip(compiled, interpreted, strict=True)):
+            assert one is None or other == one or same(one, other), rows[number]
+    assert not any(texts(tables_as_json, b"".join(wrong), np.cumsum([0, *map(len, wrong)])))
+    for places in ([-1, 2], [0, len(good) + 1], [3, 2]):
+        for build in (tables_as_json, json_tables):
+            with pytest.raises(IndexError):
+                build(good, *(np.array([place]) for place in places))
+
+
+def same(one: list[bytes], other: list[bytes] | None) -> bool:
+    """Of two equal names in a map the last one counts."""
+    return other is not None and list(map(json.loads, one)) == list(map(json.loads, other))
