@@ -68,6 +68,7 @@ MODULES = (
     "rocketstore.queues.route",
     "rocketstore.state",
     "rocketstore.log.mapped_files",
+    "rocketstore.log.scan",
     "rocketstore.log.commitlog",
     "rocketstore.format.properties",
     "rocketstore.format.javahash",
