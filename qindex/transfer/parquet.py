@@ -9,6 +9,7 @@ made by others needs no more than ``body``.
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +101,8 @@ def merge(whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queue
     written = 0
     with pq.ParquetWriter(whole, schema) as writer:
         for chunk in chunks:
-            table = pa.ipc.open_stream(chunk).read_all()
+            data = mmap.mmap(chunk.fileno(), 0, access=mmap.ACCESS_READ)
+            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
             writer.write_table(table.replace_schema_metadata(schema.metadata))
             written += table.num_rows
     assert written == count
