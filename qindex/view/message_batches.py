@@ -1,9 +1,10 @@
 """Messages as Arrow batches: for the plain reader, an export and Spark. Needs pyarrow.
 
-qindex's embedded messages go straight from the bytes of the file into Arrow
-(:mod:`qindex.view.record_fields`, :mod:`qindex.format.json_tables`). The others (from the message
-store, RabbitMQ's) are decoded one by one, as ``qindex cat`` does. Where all columns that are asked
-for are in the index, no message is decoded, and the message store is not opened.
+qindex's messages go straight from the bytes of their records into Arrow
+(:mod:`qindex.view.record_fields`, :mod:`qindex.format.json_tables`); those of the message store are
+read one by one. RabbitMQ's, and what is damaged, are decoded as ``qindex cat`` does. Where all
+columns that are asked for are in the index, no message is decoded, and the message store is not
+opened.
 """
 
 from __future__ import annotations
@@ -128,10 +129,12 @@ class _Segment:
                 batch = batch_of(self.wanted.table, len(mine), self._in_index(source, mine))
                 pieces.append((self.columns.seqs[mine], batch))
                 continue
-            quick, rest = self._quick(source, mine)
-            slow.append(rest)
-            if quick is not None:
-                pieces.append(quick)
+            stored = self.columns.stored[mine]
+            for some, records in ((mine[~stored], self._embedded), (mine[stored], self._stored)):
+                quick, rest = self._quick(source, some, *records(source, some))
+                slow.append(rest)
+                if quick is not None:
+                    pieces.append(quick)
         rest = np.sort(np.concatenate(slow))
         if len(rest):
             pieces.append(self._slow(rest))
@@ -142,14 +145,28 @@ class _Segment:
         batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
         return batches[0] if batches else None
 
-    def _quick(self, source: Source, mine: I64) -> tuple[tuple[I64, pa.RecordBatch] | None, I64]:
+    def _embedded(self, source: Source, mine: I64) -> tuple[Data, I64, I64]:
+        """Give the bytes with the records of some messages, where they begin, and their lengths."""
+        rows = self.columns.row_of[mine]
+        starts = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
+        return source.data, starts, source.heads_of(rows)["embedded"].astype(np.int64)
+
+    def _stored(self, _source: Source, mine: I64) -> tuple[Data, I64, I64]:
+        """Give the same of the message store. Those of RabbitMQ are read once, to be decoded."""
+        view = self.wanted.view
+        if view.rules.repeats_are_damage:
+            return b"", np.zeros_like(mine), np.zeros_like(mine)
+        ids = self.columns.ids[mine].view("V16").ravel().tolist()
+        records = [view.stored_record(msg_id) for msg_id in ids]
+        lengths = np.fromiter(map(len, records), np.int64, len(records))
+        return b"".join(records), np.cumsum(lengths) - lengths, lengths
+
+    def _quick(
+        self, source: Source, mine: I64, data: Data, starts: I64, lengths: I64
+    ) -> tuple[tuple[I64, pa.RecordBatch] | None, I64]:
         """Give a batch of those that need no decoding, with their seq_ids, and the others."""
-        columns, data = self.columns, source.data
-        payloads = source.offsets[columns.row_of[mine]] + source.head_size
-        heads = source.heads_of(columns.row_of[mine])
-        starts = payloads + PAYLOAD_SIZE
-        lengths, sizes = (heads[name].astype(np.int64) for name in ("embedded", "size"))
-        found = find_fields(data, starts, lengths, sizes)
+        columns = self.columns
+        found = find_fields(data, starts, lengths, columns.sizes[mine])
         tables: list[pa.Array] = []
         if found.has_tables.any() and _TABLES & self.wanted.table.keys():
             found_texts = tables_as_json(data, found.key_ends, found.table_ends)
@@ -171,7 +188,7 @@ class _Segment:
                 # A key that is no UTF-8.
                 return None, np.sort(np.concatenate((mine, others)))
         seqs = columns.seqs[mine]
-        batch = self._plain_batch(source, mine, starts, found, keys, tables)
+        batch = self._plain_batch(source, mine, data, starts, found, keys, tables)
         if self.wanted.key is not None:
             wanted = pc.fill_null(pc.equal(keys, self.wanted.key), False)
             batch = batch.filter(wanted)
@@ -182,12 +199,13 @@ class _Segment:
         self,
         source: Source,
         mine: I64,
+        data: Data,
         starts: I64,
         found: RecordFields,
         keys: pa.Array | None,
         tables: list[pa.Array],
     ) -> pa.RecordBatch:
-        data, count = source.data, len(mine)
+        count = len(mine)
         return batch_of(
             self.wanted.table,
             count,

@@ -339,6 +339,14 @@ class QueueView:
         start = offset + source.head_size + PAYLOAD_SIZE
         return read_unnamed(bytes(source.data[start : start + embedded]), expiry, size)
 
+    def stored_record(self, msg_id: bytes) -> bytes:
+        """Read the record of a message that is in the message store. Return nothing where it can't
+        be read: :meth:`rows_of` tells why."""
+        try:
+            return self._stored.read(msg_id) or b""
+        except (MissingMessageError, DamageError):
+            return b""
+
     def _read_stored(self, entry: Entry, version2: bool) -> Entry | None:
         message, damage = None, ""
         try:
