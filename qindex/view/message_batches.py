@@ -131,6 +131,8 @@ class _Segment:
                 continue
             stored = self.columns.stored[mine]
             for some, records in ((mine[~stored], self._embedded), (mine[stored], self._stored)):
+                if not len(some):
+                    continue
                 quick, rest = self._quick(source, some, *records(source, some))
                 slow.append(rest)
                 if quick is not None:
