@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from journal.memory.arrays import I64, U8, Bools
+from journal.memory.rows import rows_at
 from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC
 from qindex.format.resynchronise import Data
 from qindex.recovery.columns import take_rows
@@ -20,14 +21,19 @@ from qindex.recovery.columns import take_rows
 _STAMP_TAG_AT = CHECK_OFFSET + CHECK_SIZE
 _STAMP_AT = _STAMP_TAG_AT + 1
 _KEY_AT = _STAMP_AT + 8
-_SHORTEST = _KEY_AT + 5
+_HEAD_SIZE = _KEY_AT + 3
+"""Up to the size of a key."""
+_LONGEST_HEAD = 5
+_SHORTEST = _KEY_AT + _LONGEST_HEAD
 """Key, headers and properties nil, and the head of an empty body."""
 _UINT64 = 0xCF
-_NIL = 0xC0
+_NIL, _TWO_NILS = 0xC0, 0xC0C0
 _FIXSTR, _FIXSTR_BITS = 0xA0, 0xE0
 _STR8, _STR16 = 0xD9, 0xDA
-_BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6
-_MAGIC = np.frombuffer(MAGIC, np.uint8)
+_TAGS = np.array([0xC4, 0xC5, 0xC6], np.uint8)
+"""Of binaries whose size is a number of 8, 16 and 32 bits."""
+_HEAD_SIZES = np.array([2, 3, _LONGEST_HEAD])
+_SIZE_MASKS = np.array([0xFF, 0xFFFF, 0xFFFFFFFF], np.uint32)
 
 
 @dataclass(slots=True)
@@ -56,59 +62,59 @@ def find_fields(data: Data, starts: I64, lengths: I64, sizes: I64) -> RecordFiel
     into. O(records)."""
     flat = np.frombuffer(data, np.uint8)
     rows = np.flatnonzero(lengths >= _SHORTEST)
-    at = starts[rows]
-    ours = flat[at + _STAMP_TAG_AT] == _UINT64
-    for index, byte in enumerate(_MAGIC.tolist()):
-        ours &= flat[at + index] == byte
-    rows, at = rows[ours], at[ours]
+    heads = rows_at(flat, starts[rows], _HEAD_SIZE)
+    ours = heads[:, _STAMP_TAG_AT] == _UINT64
+    for index, byte in enumerate(MAGIC):
+        ours &= heads[:, index] == byte
+    if not ours.all():
+        rows, heads = rows[ours], heads[ours]
+    at, sizes = starts[rows], sizes[rows]
     ends = at + lengths[rows]
-    key_starts, key_ends = _keys(flat, at + _KEY_AT)
-    body_starts = ends - sizes[rows]
-    table_ends = _body_heads(flat, at + _KEY_AT, body_starts, sizes[rows])
+    key_starts, key_ends = _keys(heads[:, _KEY_AT:].astype(np.int64), at + _KEY_AT, len(flat))
+    body_starts = ends - sizes
+    table_ends = _body_heads(flat, at + _KEY_AT, body_starts, sizes)
     # Nothing below may look outside of a record: two tables have at least a byte each.
     fits = key_ends + 2 <= table_ends
-    nils = np.where(fits, key_ends, at)
-    has_tables = (table_ends != nils + 2) | (flat[nils] != _NIL) | (flat[nils + 1] != _NIL)
-    stamps = np.ascontiguousarray(flat[(at + _STAMP_AT)[:, None] + np.arange(8)])
+    nils = rows_at(flat, np.where(fits, key_ends, at), 2).view(">u2").ravel()
+    stamps = np.ascontiguousarray(heads[:, _STAMP_AT:_KEY_AT]).view(">u8").ravel()
     found = RecordFields(
         rows=rows,
-        stamps=stamps.view(">u8").ravel().astype(np.int64),
-        has_key=flat[at + _KEY_AT] != _NIL,
+        stamps=stamps.astype(np.int64),
+        has_key=heads[:, _KEY_AT] != _NIL,
         key_starts=key_starts,
         key_ends=key_ends,
-        has_tables=has_tables,
+        has_tables=(table_ends != key_ends + 2) | (nils != _TWO_NILS),
         table_ends=table_ends,
         body_starts=body_starts,
         body_ends=ends,
     )
-    return take_rows(found, fits)
+    return found if fits.all() else take_rows(found, fits)
 
 
-def _keys(flat: U8, at: I64) -> tuple[I64, I64]:
-    """Give where the strings at ``at`` begin and end; behind the data where they are none."""
-    tags = flat[at]
-    fixed = tags & _FIXSTR_BITS == _FIXSTR
-    next_byte = flat[at + 1].astype(np.int64)
-    third_byte = flat[at + 2].astype(np.int64)
-    heads = np.select([fixed | (tags == _NIL), tags == _STR8, tags == _STR16], [1, 2, 3], 1)
-    sizes = np.select(
-        [tags == _NIL, fixed, tags == _STR8, tags == _STR16],
-        [0, tags & 0x1F, next_byte, next_byte << 8 | third_byte],
-        len(flat),
-    )
-    starts = at + heads
+def _keys(heads: I64, at: I64, nowhere: int) -> tuple[I64, I64]:
+    """Give where the strings at ``at`` begin, whose first three bytes are the rows of ``heads``,
+    and where they end; behind ``nowhere`` where they are none."""
+    tags = heads[:, 0]
+    sizes = np.where(tags & _FIXSTR_BITS == _FIXSTR, tags & 0x1F, nowhere)
+    sizes[tags == _NIL] = 0
+    starts = at + 1
+    longer = np.flatnonzero(sizes == nowhere)
+    if len(longer):
+        tags, second, third = heads[longer].T
+        for width, tag, told in ((1, _STR8, second), (2, _STR16, second << 8 | third)):
+            right = longer[tags == tag]
+            starts[right] += width
+            sizes[right] = told[tags == tag]
     return starts, starts + sizes
 
 
 def _body_heads(flat: U8, first: I64, starts: I64, sizes: I64) -> I64:
     """Give where the heads of binaries begin whose bytes begin at ``starts``; -1 where none stands
     behind ``first``, or one of another size."""
-    kinds = [sizes < 1 << 8, sizes < 1 << 16]
-    heads = starts - np.select(kinds, [2, 3], 5)
-    inside = heads >= first
-    at = np.where(inside, heads, first)
-    byte = [flat[np.minimum(at + index, len(flat) - 1)].astype(np.int64) for index in range(5)]
-    two = byte[1] << 8 | byte[2]
-    tags = np.select(kinds, [_BIN8, _BIN16], _BIN32)
-    told = np.select(kinds, [byte[1], two], two << 16 | byte[3] << 8 | byte[4])
-    return np.where(inside & (byte[0] == tags) & (told == sizes), heads, -1)
+    kinds = (sizes >= 1 << 8).astype(np.intp) + (sizes >= 1 << 16)
+    heads = starts - _HEAD_SIZES[kinds]
+    inside = (heads >= first) & (sizes >= 0)
+    at = np.where(inside, starts, first + _LONGEST_HEAD)
+    told = rows_at(flat, at - 4, 4).view(">u4").ravel() & _SIZE_MASKS[kinds]
+    right = inside & (flat[at - _HEAD_SIZES[kinds]] == _TAGS[kinds]) & (told == sizes)
+    return np.where(right, heads, -1)
