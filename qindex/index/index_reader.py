@@ -118,7 +118,7 @@ class IndexReader:
         path, scan = self._scan(segment)
         segment.packed = b""
         segment.load(scan.filed, *scan.located())
-        segment.verified = self._kept(scan)
+        self._keep(segment, scan)
         self.report(scan.findings)
         if segment.unacked != unacked:
             self._live_before += segment.unacked - unacked
@@ -153,6 +153,7 @@ class IndexReader:
     def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
         path = segment_path(self.directory, segment.number)
         number, count = segment.number, self.entry_count
+        self._turn_to(segment)
         if not segment.file_size:
             return path, empty_scan(number, count)
         try:
@@ -162,9 +163,9 @@ class IndexReader:
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
 
-    def _kept(self, scan: SegmentScan) -> ReadBuffer:
-        """Give the bytes that are kept while the segment is read."""
-        return scan.data if scan.size <= _KEPT_BYTES else b""
+    def _keep(self, segment: Segment, scan: SegmentScan) -> None:
+        """Keep the bytes of the segment that is read."""
+        segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
 
     def place(self, segment: Segment) -> None:
         """Find out where in its file the records of a loaded segment stand."""
@@ -172,7 +173,7 @@ class IndexReader:
             _, scan = self._scan(segment)
             offsets, segment.lengths = scan.located()
             segment.offsets = offsets
-            segment.verified = self._kept(scan)
+            self._keep(segment, scan)
             self.report(scan.findings)
             if ((np.frombuffer(segment.filed, np.uint8) != ABSENT) & (offsets < 0)).any():
                 # Damaged since it was written: a read of such an entry finds nothing there.
@@ -388,7 +389,7 @@ class IndexReader:
         return *self._pread(segment, offsets, lengths), False
 
     def _turn_to(self, segment: Segment) -> None:
-        """Keep the bytes of no other segment than the one that is read now."""
+        """Drop the bytes of the segment that was read before this one."""
         if segment is not self._reading:
             self._reading.verified = b""
             self._reading = segment

@@ -387,20 +387,21 @@ class QueueIndex(IndexReader):
         elif segment.states[rel] == DELIVERED:
             segment.states[rel] = HELD_AGAIN
 
-    def hold_many(self, seqs: I64) -> I64:
-        """Delay those of these entries that are ready, and return all that are delayed now.
+    def hold_many(self, seqs: I64) -> Bools:
+        """Delay those of these entries that are ready, and return which are delayed now.
 
         Segments that are not in memory are not read: their entries are taken for ready.
+        Shape ``(n,)``.
         """
-        parts = [np.empty(0, np.int64)]
+        held = np.zeros(len(seqs), np.bool_)
         for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
             segment = self.segments.get(number)
             if segment is None:
                 continue
             segment.unpack()
-            mine = seqs[seqs // self.entry_count == number] - segment.base
-            parts.append(segment.hold(mine) + segment.base)
-        return np.concatenate(parts)
+            mine = seqs // self.entry_count == number
+            held[mine] = segment.hold(seqs[mine] - segment.base)
+        return held
 
     def bring_all(self, seqs: I64) -> None:
         """Bring the segments of these entries into memory. Damage is reported."""

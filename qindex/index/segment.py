@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from journal.fs.files import ReadBuffer
-from journal.memory.arrays import I64
+from journal.memory.arrays import I64, Bools
 
 ABSENT = 0
 """Not published, or published and acknowledged without ever reaching a segment file."""
@@ -150,19 +150,18 @@ class Segment:
         """Entries of transactions that are not committed."""
         return self.states.count(PENDING)
 
-    def hold(self, rels: I64) -> I64:
-        """Delay those of these entries that are ready, and return all that are delayed now."""
+    def hold(self, rels: I64) -> Bools:
+        """Delay those of these entries that are ready, and return which are delayed now."""
         if not self.states:
-            known = np.frombuffer(self.held, np.uint32)
-            self.held = np.union1d(known, rels).astype(np.uint32).tobytes()
-            return rels
+            self.held += rels.astype(np.uint32).tobytes()
+            return np.ones(len(rels), np.bool_)
         states = np.frombuffer(self.states, np.uint8)
         now = states[rels]
         fresh, again = rels[now == PUBLISHED], rels[now == DELIVERED]
         states[fresh] = HELD
         states[again] = HELD_AGAIN
         now = states[rels]
-        held: I64 = rels[(now == HELD) | (now == HELD_AGAIN)]
+        held: Bools = (now == HELD) | (now == HELD_AGAIN)
         return held
 
     def release_all(self) -> None:
