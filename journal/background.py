@@ -64,7 +64,7 @@ class Background:
             self._ident = 0  # another thread may be given the number of one that has ended
 
     def is_mine(self) -> bool:
-        """Tell whether it is the calling thread."""
+        """Return whether it is the calling thread."""
         return self._ident == get_ident()
 
     def join(self) -> None:

@@ -262,7 +262,7 @@ class Journal:
         return max(self._allocated - self.end, 0)
 
     def tell(self) -> int:
-        """Give the offset behind the last record."""
+        """Return the offset behind the last record."""
         return self.end
 
     def _use(self, new_map: mmap.mmap, position: int, in_reserve: bool = False) -> None:
@@ -414,11 +414,11 @@ class Journal:
         commits.commit()
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a sync: it can't make another."""
+        """Return whether the calling thread is in the middle of a sync: it can't make another."""
         return self._commits is not None and self._commits.is_mine()
 
     def is_changing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of an exchange of files."""
+        """Return whether the calling thread is in the middle of an exchange of files."""
         return self._files.is_mine()
 
     @property
@@ -428,7 +428,7 @@ class Journal:
 
     @property
     def sync_durations(self) -> Durations:
-        """Give their durations."""
+        """Return their durations."""
         return NO_DURATIONS if self._commits is None else self._commits.stopwatch.durations()
 
     def _sync_now(self) -> None:
@@ -481,7 +481,7 @@ class Journal:
             close_quietly(self._fs, fd, self.path)
 
     def _is_durable_from(self, front: int) -> bool:
-        """Tell whether anything behind ``front`` is durable in this file, or may be soon."""
+        """Return whether anything behind ``front`` is durable in this file, or may be soon."""
         return self._syncing or self.synced > front
 
     def check_place(self) -> None:

@@ -63,7 +63,7 @@ class Walk:
         return len(self.kinds)
 
     def take(self, chosen: npt.NDArray[np.bool_] | I64 | slice) -> Walk:
-        """Give the chosen records; ``end`` and ``ending`` stay."""
+        """Return the chosen records; ``end`` and ``ending`` stay."""
         if not isinstance(chosen, slice) and chosen.dtype == np.bool_ and chosen.all():
             return self
         return Walk(
@@ -116,7 +116,7 @@ class RecordColumns:
             self._begin()
 
     def finish(self, end: int, ending: Ending) -> Walk:
-        """Give the records; the last one ends at ``end``."""
+        """Return the records; the last one ends at ``end``."""
         self._put_singles()
         if len(self._parts) == 1:
             return Walk(*self._parts[0], end, ending)

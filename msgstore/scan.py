@@ -290,7 +290,7 @@ class _Scanner:
         result.gaps.append(Finding(result.path, start, length, cause, what, kind=kind))
 
     def _lost_sector(self, start: int, stop: int) -> bool:
-        """Tell whether a disk sector, or its part behind ``start``, is zero: it never reached the
+        """Return whether a disk sector, or its part behind ``start``, is zero: it never reached the
         disk. Eight zeros at least, since every length begins with some."""
         for offset in range(start // _SECTOR * _SECTOR, stop, _WINDOW):
             data = pread_all(self._fs, self._fd, min(_WINDOW, stop - offset), offset)
@@ -307,7 +307,7 @@ class _Scanner:
 
 
 def _lost_front(start: int, claimed: int, length: int) -> bool:
-    """Tell whether the first bytes of the length, up to a sector's end, have become zero."""
+    """Return whether the first bytes of the length, up to a sector's end, have become zero."""
     front = -start % _SECTOR
     if not 0 < front < 8 or claimed == length:
         return False

@@ -264,7 +264,7 @@ class Writer:
             return True
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a sync: it can't make another."""
+        """Return whether the calling thread is in the middle of a sync: it can't make another."""
         return self._group.is_mine()
 
     def next_key(self) -> int:

@@ -275,7 +275,7 @@ def sync_directory(path: PathLike, opened: Callable[[PathLike, int], int]) -> No
 
 
 def checked_path(path: PathLike) -> str:
-    """Give a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
+    """Return a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
     bytes, for what is no path, and for one that no file can have (empty, with NUL)."""
     try:
         text = os.fspath(path)
@@ -334,7 +334,7 @@ def sync_file(fs: FileSystem, path: PathLike) -> None:
 
 
 def is_there(fs: FileSystem, path: PathLike) -> bool:
-    """Tell whether a name is there. Raises :class:`OSError` where that can't be told."""
+    """Return whether a name is there. Raises :class:`OSError` where that can't be told."""
     try:
         fs.stat(path)
     except FileNotFoundError:
@@ -343,7 +343,8 @@ def is_there(fs: FileSystem, path: PathLike) -> bool:
 
 
 def names_in(fs: FileSystem, path: PathLike) -> list[str]:
-    """Give the names in a directory; none where there is no directory. Raises :class:`OSError`."""
+    """Return the names in a directory; none where there is no directory. Raises
+    :class:`OSError`."""
     try:
         return fs.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -407,7 +408,7 @@ def refuse_hole(fs: FileSystem, fd: int, length: int, offset: int) -> None:
 
 
 def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Give the parts of a sparse file from ``start`` to ``end`` that may hold other bytes than
+    """Yield the parts of a sparse file from ``start`` to ``end`` that may hold other bytes than
     zeros.
 
     A file of a GiB with a MiB in it is mostly hole: looking at it all would fill the page cache
@@ -470,7 +471,7 @@ def map_optional(fs: FileSystem, path: PathLike) -> bytes | _mmap.mmap | None:
 
 
 def is_zeros(data: FileBytes, start: int = 0) -> bool:
-    """Tell whether there is nothing but zeros from ``start`` on. Nothing large is copied."""
+    """Return whether there is nothing but zeros from ``start`` on. Nothing large is copied."""
     step = len(_ZEROS)
     for at in range(start, len(data), step):
         piece = data[at : at + step]

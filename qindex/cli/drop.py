@@ -55,7 +55,7 @@ def delete_command(
 
 
 def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
-    """Give the space of dead messages in the message store back now.
+    """Return the space of dead messages in the message store back now.
 
     An engine at work does it by itself, in the background; this is for a store that is not open,
     or that a server has. Files without a live message are deleted; the live messages of files that
@@ -77,7 +77,7 @@ def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
 
 
 def _known(directory: str, queue: str) -> str:
-    """Give the name of a queue that is there, in a store of ours. Raises :class:`UsageError`."""
+    """Return the name of a queue that is there, in a store of ours. Raises :class:`UsageError`."""
     store = StoreReader(directory)
     name = store.queue(queue).name
     if store.kind != "qindex":

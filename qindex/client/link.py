@@ -227,7 +227,7 @@ class Home:
             return self._connect()
 
     def give(self, link: Link) -> None:
-        """Give a connection back whose replies have all been read."""
+        """Return a connection whose replies have all been read."""
         if link.generation == self.generation and not self.is_closed:
             self._idle.append(link)
         else:

@@ -85,7 +85,7 @@ class SharedOwner(Owner):
         self.settle(delivery, _ACK)
 
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
-        """Give it back, to be delivered again."""
+        """Requeue it, to be delivered again."""
         self.settle(delivery, wire.NACK, calls.nack_values(delay, count))
 
     def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
@@ -305,7 +305,7 @@ class SharedQueue(Opens):
         return int(self._call(ANY, wire.ACK_UP_TO, seq_id)[0])
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
-        """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue a message; see :meth:`qindex.queue.queue.Queue.nack`."""
         self._owner_of(delivery).nack(delivery, delay, count)
 
     def cancel(self, seq_id: int) -> bool:
@@ -365,7 +365,7 @@ class SharedQueue(Opens):
         self._call(ANY, wire.QUEUE_SYNC)
 
     def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
+        """Return the queue's figures at this moment."""
         found: QueueStats = wire.from_plain(self._call(ANY, wire.QUEUE_STATS)[0])
         return found
 
@@ -400,7 +400,7 @@ class SharedConsumer:
         self._is_waiting = False
 
     def stop(self) -> None:
-        """Give no more messages: the loop over this iterator ends.
+        """Deliver no more messages: the loop over this iterator ends.
 
         Messages that it gave can be settled as before. From any thread, and in a signal's handler.
         """

@@ -126,7 +126,7 @@ class JournalTail:
             return pread_all(self._fs, self._fd, length, offset)
 
     def read(self, known: int = 0) -> Piece | None:
-        """Give the publish records behind those that were given, some at a time; those of seq_ids
+        """Return the publish records behind those that were given, some at a time; those of seq_ids
         below ``known`` are passed over.
 
         ``None``: nothing whole is there. A piece may be empty: deliveries and acks only.
@@ -167,12 +167,12 @@ class JournalTail:
         return piece
 
     def _is_long(self, data: bytes) -> bool:
-        """Tell whether one record is longer than the bytes that were read."""
+        """Return whether one record is longer than the bytes that were read."""
         at = ACTION_SIZE + _EMBEDDED_AT
         return data[0] & 0x80 == 0 and int.from_bytes(data[at : at + 4], "big") > len(data)
 
     def _has_same_start(self, data: bytes, walk: Walk) -> bool:
-        """Tell whether what was read is of the journal that reading began with."""
+        """Return whether what was read is of the journal that reading began with."""
         if self._position:
             return self._is_same()
         self._start = data[: PUBLISH_HEAD_SIZE if walk.kinds[0] < DELIVER else ACTION_SIZE]
@@ -182,7 +182,7 @@ class JournalTail:
         return False
 
     def unread(self) -> bytes:
-        """Give what is there and can't be read: some bytes of it, empty for none."""
+        """Return what is there and can't be read: some bytes of it, empty for none."""
         return self._pread(_PROBE, self._position).rstrip(b"\0") if self._fd >= 0 else b""
 
     def skip_damage(self) -> Piece | None:

@@ -59,7 +59,7 @@ class JournalRecords:
         self._sorted_seqs = steps.seqs[self._by_seq]
 
     def segment_numbers(self, entry_count: int) -> list[int]:
-        """Give the numbers of the segments that the journal has records of, ascending."""
+        """Return the numbers of the segments that the journal has records of, ascending."""
         return segment_numbers(self._walk.seqs, entry_count)
 
     def merge_into(self, states: U8, base: int) -> Merged:

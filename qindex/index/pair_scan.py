@@ -552,7 +552,7 @@ class _Entries:
         return (named | self.odd) & ~self.gone
 
     def lengths_of(self, sizes: I64) -> I64:
-        """Give the records' lengths as they were found, or else as the index says."""
+        """Return the records' lengths as they were found, or else as the index says."""
         return sizes if self.sizes is None else self.sizes
 
 

@@ -149,7 +149,7 @@ class QueueIndex(IndexReader):
         return self.taken - self.acks - self.nacks
 
     def has_any(self) -> bool:
-        """Tell whether there is any message that is not with a consumer."""
+        """Return whether there is any message that is not with a consumer."""
         published = self.next_seq - self._first_seq
         return self._live_before + published - self.dropped > self.taken - self.nacks
 
@@ -701,14 +701,14 @@ class QueueIndex(IndexReader):
 
     @staticmethod
     def _words(kind: int, seqs: Seqs) -> bytes:
-        """Give a deliver or ack record for each seq_id."""
+        """Return a deliver or ack record for each seq_id."""
         bits = kind << TYPE_SHIFT
         if isinstance(seqs, range):
             return words.join_words(bits | seqs.start, len(seqs))
         return (seqs.astype(np.uint64) | np.uint64(bits)).astype(">u8").tobytes()
 
     def _room_for(self, kind: int, seqs: Seqs) -> tuple[bytes, Journal]:
-        """Give a deliver or ack record for each seq_id, and the journal, with room for them."""
+        """Return a deliver or ack record for each seq_id, and the journal, with room for them."""
         records = self._words(kind, seqs)
         return records, self._make_room(len(records))
 
@@ -719,16 +719,16 @@ class QueueIndex(IndexReader):
         return journal
 
     def state_of(self, seq: int) -> int:
-        """Give the state of an entry that was published."""
+        """Return the state of an entry that was published."""
         segment = self.segment_of(seq)
         return segment.states[seq - segment.base]
 
     def _with_state(self, seqs: Seqs, state: int) -> Seqs:
-        """Give those of these entries that have this state."""
+        """Return those of these entries that have this state."""
         return seqs if self.all_are(seqs, state) else _array(seqs)[self.states_of(seqs) == state]
 
     def _run_of(self, seqs: Seqs) -> tuple[Segment, int, int] | None:
-        """Give the segment of these entries, and the first and the end in it, if they are a run
+        """Return the segment of these entries, and the first and the end in it, if they are a run
         within one."""
         if not isinstance(seqs, range) or not seqs:
             return None
@@ -738,7 +738,7 @@ class QueueIndex(IndexReader):
         return (segment, rel, end) if end <= self.entry_count else None
 
     def all_are(self, seqs: Seqs, state: int) -> bool:
-        """Tell whether these entries, whose segments are loaded, all have this state."""
+        """Return whether these entries, whose segments are loaded, all have this state."""
         run = self._run_of(seqs)
         if run is None:
             return bool((self.states_of(seqs) == state).all())
@@ -768,7 +768,7 @@ class QueueIndex(IndexReader):
             yield self.segment_of(number * self.entry_count), seqs // self.entry_count == number
 
     def states_of(self, seqs: Seqs) -> U8:
-        """Give the states of entries that were published."""
+        """Return the states of entries that were published."""
         some = _array(seqs)
         states = np.zeros(len(some), np.uint8)
         for segment, inside in self._by_segment(some):
@@ -776,7 +776,7 @@ class QueueIndex(IndexReader):
         return states
 
     def trim_unused(self) -> None:
-        """Give back the maps of segments that are not in use."""
+        """Release the maps of segments that are not in use."""
         self.trim((self.ahead.window.segment, self.recent), self.ahead.next_fetch)
 
     # -- flush ----------------------------------------------------------------------------------
@@ -863,7 +863,7 @@ class QueueIndex(IndexReader):
         states[vanished] = ABSENT
 
     def outstanding_up_to(self, seq_id: int) -> I64:
-        """Give the seq_ids up to ``seq_id`` that are with a consumer, ascending."""
+        """Return the seq_ids up to ``seq_id`` that are with a consumer, ascending."""
         found = [
             np.flatnonzero(np.frombuffer(segment.states, np.uint8) == OUT) + segment.base
             for segment in self.segments.values()

@@ -60,7 +60,7 @@ def count_held(states: bytearray) -> int:
 
 
 def as_filed(states: bytes | bytearray) -> bytes | bytearray:
-    """Give a copy of a state map as a file would have it."""
+    """Return a copy of a state map as a file would have it."""
     return states.translate(_FILED_TABLE)
 
 
@@ -117,12 +117,12 @@ class Segment:
 
     @property
     def loaded(self) -> bool:
-        """Tell whether the state maps are in memory."""
+        """Return whether the state maps are in memory."""
         return bool(self.states)
 
     @property
     def dirty(self) -> bool:
-        """Tell whether the file lacks anything: a state, or its deletion. O(entry_count) in C."""
+        """Return whether the file lacks anything: a state, or its deletion. O(entry_count) in C."""
         if not self.states:
             return False
         return as_filed(self.states) != self.filed or (self.file_size > 0 and not self.unacked)
@@ -214,7 +214,7 @@ class Segment:
         return True
 
     def unload(self) -> None:
-        """Give the maps back. Only for a segment that is not dirty and has nothing outstanding."""
+        """Release the maps. Only for a segment that is not dirty and has nothing outstanding."""
         self.packed = b""
         self.held = self._held_entries()
         self._drop_maps()
@@ -249,12 +249,12 @@ class Segments(dict[int, Segment]):
             self.update(items)
 
     def following(self, number: int) -> int | None:
-        """Give the lowest number from this one on. O(n)."""
+        """Return the lowest number from this one on. O(n)."""
         return next((each for each in self if each >= number), None)
 
 
 def segment_numbers(seqs: I64, entry_count: int) -> list[int]:
-    """Give the numbers of the segments that these seq_ids are in, ascending, each once.
+    """Return the numbers of the segments that these seq_ids are in, ascending, each once.
 
     O(n), and more only for seq_ids out of order. (``numpy.unique`` imports more of numpy at its
     first call, which here would be in the middle of somebody's ack.)

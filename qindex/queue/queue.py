@@ -317,7 +317,7 @@ class Queue:
         return self._settler.ack_up_to(seq_id)
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
-        """Give a message back: it is requeued, at its place, and delivered again.
+        """Requeue a message at its place, to be delivered again.
 
         A message that was delivered ``delivery_limit`` times goes where :meth:`reject` sends it.
 
@@ -462,7 +462,7 @@ class Queue:
         self._parts.flusher.sync()
 
     def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
+        """Return the queue's figures at this moment."""
         return self._parts.stats()
 
     def __len__(self) -> int:

@@ -244,7 +244,7 @@ def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
 
 
 def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
-    """Tell whether the journal still starts with the record it started with.
+    """Return whether the journal still starts with the record it started with.
 
     Each record stands in a queue's journal once in its life, so another one comes first after
     the journal was emptied.
@@ -322,7 +322,7 @@ def has_moved_on(
     findings: list[Finding],
     busy: Callable[[], bool],
 ) -> bool:
-    """Tell whether ``findings`` only come of the file's having moved on: a torn record at the
+    """Return whether ``findings`` only come of the file's having moved on: a torn record at the
     pinned end of a file that has grown since, or anything in one that is gone. ``busy``: as
     :func:`pin_queue` has it."""
     path = os.path.join(directory, file_name(pinned.number))

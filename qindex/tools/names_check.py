@@ -125,7 +125,7 @@ def check_names(
 
 
 def _in_root(name: str) -> bool | None:
-    """Tell whether the name is that of a directory; ``None``: it does not belong here."""
+    """Return whether the name is that of a directory; ``None``: it does not belong here."""
     return True if name in _ROOT_DIRECTORIES else False if name in _ROOT_FILES else None
 
 
@@ -163,7 +163,7 @@ def _list(fs: FileSystem, directory: str) -> list[str]:
 
 
 def _is_directory(fs: FileSystem, path: str) -> bool | None:
-    """Tell whether it is a directory; ``None``: it was removed since it was listed."""
+    """Return whether it is a directory; ``None``: it was removed since it was listed."""
     mode = _mode(fs, path)
     return None if mode is None else stat.S_ISDIR(mode)
 
