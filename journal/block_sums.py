@@ -52,7 +52,7 @@ class Healed:
     ``broken``: the offsets of blocks that do not hold and could not be healed. ``sound``: bytes
     from the start that are covered by checksums that hold. ``end``: past the last byte that the
     file had when its last checksum was written. The file may be shorter now. ``torn``: the sums end
-    in what is no extent, behind which none may be appended. ``stop``: where the last extent ends in
+    in what is no extent, after which none may be appended. ``stop``: where the last extent ends in
     the sum file."""
 
     data: FileBytes
@@ -72,7 +72,7 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
 
 
 def _digests(view: memoryview) -> bytes:
-    """Return the checksums of the bytes of one extent, as they stand behind its head."""
+    """Return the checksums of the bytes of one extent, as they stand after its head."""
     return read_words.block_sums(view, BLOCK)
 
 
@@ -184,9 +184,9 @@ def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def without_room(sums: bytes) -> bytes:
-    """Return the bytes of a journal's sum file up to the room behind its last extent.
+    """Return the bytes of a journal's sum file up to the room after its last extent.
 
-    The room begins at a head of zeros. Bytes behind it were being appended, or were left by a loss
+    The room begins at a head of zeros. Bytes after it were being appended, or were left by a loss
     of power.
     """
     end = max((position + size for position, size, _, _ in extents(sums)), default=0)

@@ -5,7 +5,7 @@ without a million objects. Long runs of records of one length (a batch of equal 
 of acks) are recognised and taken at once.
 
 Nothing is verified here: the owner of the records knows what a sound one looks like, finds what is
-damaged, and goes on behind it.
+damaged, and goes on after it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Walk:
     """The records of a journal in order, as columns of equal length.
 
     ``kinds``: the two type bits. ``seqs``: seq_ids. ``offsets``, ``lengths``: bytes. ``end`` is
-    the offset behind the last whole record, ``ending`` why the walk stopped there.
+    the offset after the last whole record, ``ending`` why the walk stopped there.
     """
 
     kinds: U8
@@ -236,7 +236,7 @@ def _run_length(
 
 
 def join_walks(walks: list[Walk]) -> Walk:
-    """Put walks of one file, in order, behind one another; the last one's ending counts.
+    """Put walks of one file, in order, after one another; the last one's ending counts.
 
     O(records), O(walks) where one of them has them all.
     """

@@ -32,7 +32,7 @@ class _Here(RLock):  # type: ignore[misc]  # the stubs say final, the class does
     def __enter__(self, *_: object) -> bool:
         try:
             self.acquire()
-            # Asked behind the take: a close that does not wait for this call has refused it by
+            # Asked after the take: a close that does not wait for this call has refused it by
             # then.
             self._calls.check()
         except BaseException:

@@ -84,7 +84,7 @@ class LockFile:
     def let_go(self) -> None:
         """Close the file. The lock is given back if no other process has the file open."""
         # The number is taken out first, here and wherever a file is closed: a call that is cut
-        # short behind the close must not leave a number that is another file's the next time.
+        # short after the close must not leave a number that is another file's the next time.
         fd, self._fd = self._fd, None
         if fd is not None:
             close_quietly(self._fs, fd, self._path)

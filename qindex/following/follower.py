@@ -94,7 +94,7 @@ class Follower:
         self._fs = fs = beneath(fs, directory)
         self._stopped = False
         self._giver = Giver(fs, directory, self._report)
-        # Messages that were read and not given yet, and what comes behind them.
+        # Messages that were read and not given yet, and what comes after them.
         self._ready: Iterator[Delivery] = iter(())
         self._pieces: deque[Piece | Gap] = deque()
         self._queue_fd = -1

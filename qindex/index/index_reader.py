@@ -199,7 +199,7 @@ class IndexReader:
 
         Gives them, and the seq_id to go on from; ``None`` when there are none. Entries come from
         one segment and one file (journal or segment) at a time, about 1 MiB at the most.
-        Raises :class:`DamageError` as :meth:`load` (asking again goes on behind), and
+        Raises :class:`DamageError` as :meth:`load` (asking again goes on after it), and
         :class:`StorageError`.
         """
         if self.next_seq - start <= FEW:
@@ -328,7 +328,7 @@ class IndexReader:
 
     def read(self, segment: Segment, rels: I64) -> tuple[Window, int]:
         """Read these entries of a loaded segment, ascending, or the first of them: those in one
-        file, about 1 MiB. Gives them, and the seq_id behind the last."""
+        file, about 1 MiB. Gives them, and the seq_id after the last."""
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
         changes = np.flatnonzero(in_file != in_file[0])
         if len(changes):

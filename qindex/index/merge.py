@@ -87,7 +87,7 @@ class JournalRecords:
         acks = (kinds == ACK) & ~unknown
         acked_rels = set(rels[kinds == ACK].tolist())
         for index in np.flatnonzero((kinds == DELIVER) & unknown).tolist():
-            # With its ack behind it, it comes of a crash after the deletion of a segment.
+            # With its ack after it, it comes of a crash after the deletion of a segment.
             if int(rels[index]) not in acked_rels:
                 what = f"deliver of seq_id {base + int(rels[index])}, never published"
                 findings.append(self._finding(at[index], what, "dropped; no message is lost"))

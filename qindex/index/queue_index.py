@@ -6,9 +6,9 @@ another queue, *hold and release* of a delayed entry, *pend and admit* of one th
 has published. Two rules make it easy to believe:
 
 1. The commit of a verb is its store into the journal. Everything that can fail comes before it; the
-   step in memory behind it does not fail.
+   step in memory after it does not fail.
 2. The journal is the truth. ``changing`` is raised before the first change of a verb and lowered
-   behind its last. Where it is found raised, a call was cut short (Ctrl-C, no memory):
+   after its last. Where it is found raised, a call was cut short (Ctrl-C, no memory):
    :meth:`QueueIndex.rebuild` forgets the memory and reads the journal again.
 
 Everything here is called with the queue's lock held, but for
@@ -127,7 +127,7 @@ class QueueIndex(IndexReader):
         self.journal.before_waking = self._waking
         # The positions of a journal at rest, if they are many.
         self._packed = b""
-        # The first seq_id behind the tail.
+        # The first seq_id after the tail.
         self.tail_end: int = 0
         # The segment that a deliver or ack touched last.
         self.recent: Segment = EMPTY_WINDOW.segment

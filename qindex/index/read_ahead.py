@@ -264,7 +264,7 @@ class ReadAhead:
             self.window.extras[self.at] = extra
 
     def pass_first(self) -> None:
-        """Go on behind the next message."""
+        """Skip the next message."""
         if self.returned or self.staged is not None:
             self.take_returned()
         else:

@@ -226,7 +226,7 @@ class Queue:
         message, wherever it is in the queue, delayed or not, without waiting for it; ``None`` when
         it is with a consumer, or is not there any more.
         Raises :class:`DamageError` when the next message is damaged: it names file and offset,
-        the bytes are set aside in a quarantine file, and the next call goes on behind it.
+        the bytes are set aside in a quarantine file, and the next call goes on after it.
         O(1), whatever the backlog.
         """
         if ack is not None:

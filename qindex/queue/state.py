@@ -258,7 +258,7 @@ class QueueState:
             self.index.changing += 1
 
     def resume(self) -> None:
-        """Go on behind a wait, with the lock held again. Raises what the queue raises since it was
+        """Go on after a wait, with the lock held again. Raises what the queue raises since it was
         closed."""
         self.lock.check()
         if self.index.changing:

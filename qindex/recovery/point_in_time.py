@@ -191,7 +191,7 @@ def pin_queue(
                     continue
             pairs = of_node or rules.journalled_pairs
             found = pin_pairs(fs, directory, fs.listdir(directory)) if pairs else {}
-            # Read behind the journal: a flush raises it before it drops anything from there.
+            # Read after the journal: a flush raises it before it drops anything from there.
             seq_file = SeqFile(fs, seq_path, Poison(), is_there=not of_node)
             given_out = GivenOut.of(seq_file)
             healed = heal(journal, sums, power_lost=given_out.power_lost)
@@ -284,7 +284,7 @@ def _settled(
         if one.cause is Cause.DAMAGE or journal.count(0, one.offset) < size - one.offset
     ]
     if len(findings) < len(reading.findings):
-        # Zeros from here on are how an open journal looks, with nothing in it or behind it.
+        # Zeros from here on are how an open journal looks, with nothing in it or after it.
         reading.findings[:] = findings
     if not findings:
         reading.findings[:0] = certain

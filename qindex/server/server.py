@@ -643,7 +643,7 @@ class Server(Loop):
                     self._renew(credit, conn)
 
     def _renew(self, credit: Credit, conn: Connection) -> None:
-        """A consumer may be given another message: behind the reply of this request."""
+        """A consumer may be given another message: after the reply of this request."""
         if credit.room() > 0:
             consumer = conn.consumer
             if consumer is None or consumer.credit is not credit:
@@ -1035,7 +1035,7 @@ def _message(given: Any) -> Message:
 
 
 def _join(batch: Batch, more: Batch) -> None:
-    """Add messages to a batch that were taken right behind it."""
+    """Add messages to a batch that were taken right after it."""
     batch._taken = more._taken
     batch._extend(more._seqs, more.bodies, more._states, more._extras)
     batch._counts = {**batch._counts, **more._counts}

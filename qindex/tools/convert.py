@@ -133,7 +133,7 @@ def convert_store(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The steps behind the build; paths are relative to the virtual host's directory.
+    """The steps after the build; paths are relative to the virtual host's directory.
 
     ``puts``: names to be moved from ``new/``, and where to; ``removes``: files that go then, in
     stages, of which one is durable before the next.
