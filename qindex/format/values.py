@@ -93,7 +93,8 @@ _NAMED = {
     "msgpack": Coder(
         "application/msgpack",
         lambda value: bytes(msgpack.packb(value, default=_plain)),
-        lambda data: msgpack.unpackb(data, timestamp=3),
+        # Keys of maps that are not text are written, so they have to be read.
+        lambda data: msgpack.unpackb(data, timestamp=3, strict_map_key=False),
     ),
     "unsafe-pickle": Coder("application/x-python-pickle", pickle.dumps, pickle.loads),
 }

@@ -135,6 +135,12 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
         raise UsageError(f"{name} is a number of seconds, {above}, not {value!r}")
 
 
+def check_callable(name: str, value: object) -> None:
+    """Raise :class:`UsageError` for what is neither None nor a callable."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} is a function, not {value!r}")
+
+
 def wanted_settings(
     name: str, settings: QueueSettings, retries: int | None, backoff: str | None
 ) -> dict[str, Any]:

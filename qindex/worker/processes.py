@@ -171,7 +171,10 @@ class InProcess:
             if self._stopping.is_set():
                 return
             log.error("a process has ended before it had a message: %s", how)
-        raise ProcessDiedError(f"processes end before they have a message: {how}")
+        raise ProcessDiedError(
+            f"processes end before they have a message: {how}. Each one imports the program's main "
+            'module: what this does only when it is started belongs under if __name__ == "__main__"'
+        )
 
     def _has_begun(self) -> bool:
         """Wait until the process has imported its handler; return False if it is to be killed."""

@@ -28,6 +28,7 @@ from qindex.worker.outcomes import (
     Figures,
     Handlers,
     Outcome,
+    check_callable,
     check_count,
     check_seconds,
     checked_handlers,
@@ -72,7 +73,7 @@ class WorkerOptions(TypedDict, total=False):
     slow_after: float
     max_tasks: int | None
     max_memory: int | None
-    health: str | None
+    health: str | os.PathLike[str] | None
     batch: int
     until_empty: bool
 
@@ -135,7 +136,7 @@ class Worker:
         slow_after: float = 60.0,
         max_tasks: int | None = None,
         max_memory: int | None = None,
-        health: str | None = None,
+        health: str | os.PathLike[str] | None = None,
         batch: int = 1,
         until_empty: bool = False,
     ) -> None:
@@ -157,6 +158,9 @@ class Worker:
             check_seconds("lease", lease)
         check_seconds("grace", grace, zero=True)
         check_seconds("slow_after", slow_after)
+        check_callable("on_error", on_error)
+        if not isinstance(health, str | os.PathLike | None):
+            raise UsageError(f"health is the path of a file, not {health!r}")
         if processes and concurrency > 1:
             raise UsageError("a process runs one handler at a time: concurrency is for threads")
         if timeout is not None and not processes and not self._is_asynchronous:
@@ -182,7 +186,7 @@ class Worker:
         self._on_error = on_error
         self._grace = grace
         self._slow_after = slow_after
-        self._health = health
+        self._health = None if health is None else os.fspath(health)
         self._figures = Figures()
         self._lock = threading.Lock()
         self._told: SimpleQueue[str] = SimpleQueue()

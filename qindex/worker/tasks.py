@@ -28,6 +28,7 @@ from qindex.worker.outcomes import (
     Handlers,
     Outcome,
     TimedOutError,
+    check_callable,
     check_count,
     check_seconds,
     checked_handlers,
@@ -94,6 +95,7 @@ class TaskWorker:
         if timeout is not None:
             check_seconds("timeout", timeout)
         check_seconds("grace", grace, zero=True)
+        check_callable("on_error", on_error)
         self._queue = queue
         self._handlers = handler
         self._concurrency = concurrency

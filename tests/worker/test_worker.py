@@ -374,6 +374,8 @@ def test_a_full_dead_letter_queue_is_waited_for(tmp_path: Path) -> None:
         (handlers.handle_soon, {"timeout": float("nan")}, "timeout is a number"),
         (handlers.handle, {"grace": -1}, "grace is a number of seconds, at least 0"),
         (handlers.handle, {"lease": "1"}, "lease is a number"),
+        (handlers.handle, {"on_error": 3}, "on_error is a function"),
+        (handlers.handle, {"health": 3}, "health is the path of a file"),
         (lambda delivery: None, {"processes": 1}, "a function of a module"),
         (handlers.handle, {"retries": -1}, "at least 0"),
         (handlers.handle, {"max_tasks": 3}, "for processes"),
