@@ -237,7 +237,7 @@ class SharedEngine:
         return found
 
     def compact(self) -> CompactionReport | None:
-        """Return the space of dead messages in the message store back now."""
+        """Reclaim the space of dead messages in the message store."""
         found: CompactionReport | None = wire.from_plain(
             self._home.call(None, ANY, wire.COMPACT)[0]
         )

@@ -1033,7 +1033,7 @@ class Engine:
             )
 
     def compact(self) -> CompactionReport | None:
-        """Return the space of dead messages in the message store back now; ``None`` where there is
+        """Reclaim the space of dead messages in the message store; ``None`` where there is
         no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
         with self._calls.here():
             return self._messages.compact()

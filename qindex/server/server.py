@@ -686,7 +686,7 @@ class Server(Loop):
         return self._give_back(conn, number, request, requeue=True)
 
     def _postpone(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        """Return a delivery back with a delay, or uncounted."""
+        """Requeue a delivery with a delay, or uncounted."""
         delay, count = request[5:7]
         return self._settle_aside(
             conn, number, request, lambda queue, one: queue.nack(one, delay=delay, count=count)
