@@ -157,6 +157,8 @@ class Slot:
             self.is_reported = False
         attempts = [one.delivery_count for one in batch]
         for error in self.runner.run(batch):
+            if self._is_cut:
+                return  # The error is that of the process, which the cut has killed.
             at = self.at
             outcome = self._worker.judge(batch[at], attempts[at], error)
             while not self._settle_one(batch[at], outcome):

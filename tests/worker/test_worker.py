@@ -20,7 +20,7 @@ from tests.waiting import WAIT, wait_until
 from tests.worker import handlers
 from tests.worker.support import QUICK, Running, letters, lines, running
 
-KINDS: dict[str, tuple[Any, dict[str, int]]] = {
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "threads": (handlers.handle, {"concurrency": 2}),
     "coroutines": (handlers.handle_soon, {"concurrency": 2}),
     "processes": (handlers.handle, {"processes": 2}),
@@ -131,19 +131,26 @@ def test_a_handler_that_takes_ten_leases_runs_once(
     assert started == [1]
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["embedded", "shared"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_end_gives_back_uncounted_what_still_runs(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kind: str, shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler, options = KINDS[kind]
-    with qindex.open(tmp_path / "data") as engine:
+    told: list[BaseException] = []
+    if kind != "coroutines":
+        options = options | {"on_error": lambda _, error: told.append(error)}
+    store = tmp_path / "data"
+    with qindex.open(store, shared=True, linger=0) if shared else qindex.open(store) as engine:
         queue = engine.queue("q")
         queue.publish_many([b"sleep 20", b"sleep 20", b"ack"])
         with running(queue, handler, grace=0.1, **options) as found:
             wait_until(lambda: found.worker.figures.running == 2)
             found.worker.stop()
             assert found.join().cut == 2
+            figures = found.worker.figures
         assert caplog.text.count("cut: given back, not counted") == 2
+        assert (told, figures.failed) == ([], 0)
         again = queue.get_many(3)
         assert [(one.body, one.delivery_count) for one in again] == [
             (b"sleep 20", 1),

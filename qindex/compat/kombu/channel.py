@@ -16,7 +16,7 @@ from kombu.utils.uuid import uuid
 from qindex.compat.kombu.getter import Getter, give_back
 from qindex.compat.kombu.messages import options_of, payload_of
 from qindex.compat.kombu.qos import QoS
-from qindex.compat.kombu.topology import Exchange
+from qindex.compat.kombu.topology import Exchange, Topic
 
 if TYPE_CHECKING:
     from qindex.queue.delivery import Delivery
@@ -42,6 +42,7 @@ class Channel(virtual.Channel):
     """A channel: its consumers, and their unsettled messages."""
 
     QoS = QoS
+    exchange_types = virtual.Channel.exchange_types | {"topic": Topic}
     supports_fanout = True
     do_restore = False
     max_priority: int | None = 9
@@ -245,7 +246,10 @@ class Channel(virtual.Channel):
         body, options = options_of(message, exchange, routing_key)
         if exchange:
             for name in self._lookup(exchange, routing_key):
-                connection.publish_if_there(name, body, options)
+                if name == self.deadletter_queue:
+                    connection.call(name, lambda handle: handle.publish(body, **options))
+                else:
+                    connection.publish_if_there(name, body, options)
         elif _is_reply(message):
             # Whoever asked may have gone, with the queue.
             connection.publish_if_there(routing_key, body, options)

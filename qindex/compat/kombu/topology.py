@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.transport.virtual.exchange import TopicExchange
 
 from journal.errors import ClosedError, DuplicateError, LeaseExpiredError
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from qindex.client.engine import SharedEngine
     from qindex.queue.delivery import Delivery
 
-__all__ = ["OWNERS", "TOPOLOGY", "Binding", "Exchange", "Owners", "Topology"]
+__all__ = ["OWNERS", "TOPOLOGY", "Binding", "Exchange", "Owners", "Topic", "Topology"]
 
 TOPOLOGY = "kombu.topology"
 """The queue that holds a message for each exchange and for each binding."""
@@ -49,6 +52,23 @@ class Binding(NamedTuple):
     routing_key: str
     queue: str
     arguments: Any
+
+
+class Topic(TopicExchange):
+    """Topics as RabbitMQ has them: ``*`` is one word, and ``#`` any number of words, also none.
+
+    kombu's own class wants a word for ``#``, and in older versions ``*`` matches several words.
+    """
+
+    wildcards = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}  # noqa: RUF012 - as in kombu
+
+    def key_to_pattern(self, rkey: str) -> str:
+        """Return the regular expression for a binding's key: each word has a dot before it."""
+        words = rkey.split(".") if rkey else []
+        return "".join(self.wildcards.get(one, rf"\.{re.escape(one)}") for one in words) + r"\Z"
+
+    def _match(self, pattern: str, string: str) -> Any:
+        return super()._match(pattern, f".{string}" if string else "")
 
 
 def _key(*parts: str) -> str:
