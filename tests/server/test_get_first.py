@@ -148,7 +148,9 @@ def test_a_client_that_dies_loses_nothing(tmp_path: Path) -> None:
                 b.publish(b"x")
             found = engine.get(["a", b], timeout=WAIT)
             assert found is not None
-            assert (found.body, found.redelivered) == (b"x", dies_with == b"got\n")
+            assert found.body == b"x"
+            # The server may have sent it to the dead one, before it heard of the death.
+            assert found.redelivered or dies_with == b"waiting\n"
             found.ack()
     end_server(tmp_path)
     assert not log_of(tmp_path)
