@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
@@ -51,10 +51,9 @@ def serve(
         try:
             listener, number = place.listen(directory, fd, group)
             server = Server(engine, listener, linger=linger, group=group)
-            for name in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(name, lambda *_: server.stop())
-            ready()
-            server.run()
+            with _signals(server):
+                ready()
+                server.run()
             # Who is refused from here on starts another server, which waits for the lock.
             server.refuse_new()
             place.remove_socket(fd, number)
@@ -67,6 +66,26 @@ def serve(
         os.close(fd)
         if lock is not None:
             os.close(lock)
+
+
+@contextlib.contextmanager
+def _signals(server: Server) -> Iterator[None]:
+    """End the server's loop at SIGTERM and SIGINT.
+
+    A handler alone could be late: a signal that comes just before the loop waits does not end the
+    wait, and handlers run after it.
+    """
+    signalled, wake = socket.socketpair()
+    with signalled, wake:
+        wake.setblocking(False)
+        server.signalled = signalled.fileno()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: server.stop())
+        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def spawned() -> int:

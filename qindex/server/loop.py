@@ -211,6 +211,8 @@ class Loop:
         self._uid = os.getuid()
         self.epoll: select.epoll = select.epoll()
         self.event: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Readable once a signal has come that ends the loop; -1: none does.
+        self.signalled: int = -1
         self.connections: dict[int, Connection] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
@@ -256,6 +258,8 @@ class Loop:
         listening, event = listener.fileno(), self.event
         self.epoll.register(listening, select.EPOLLIN)
         self.epoll.register(event, select.EPOLLIN)
+        if self.signalled >= 0:
+            self.epoll.register(self.signalled, select.EPOLLIN)
         connections = self.connections
         poll = self.epoll.poll
         if self.linger is not None:
@@ -268,6 +272,8 @@ class Loop:
                         self._accept()
                     elif fd == event:
                         os.eventfd_read(event)
+                    elif fd == self.signalled:
+                        self._ended = True
                     continue
                 if events & _READABLE:
                     self._read(conn)
