@@ -394,20 +394,14 @@ class QueueIndex(IndexReader):
         Shape ``(n,)``.
         """
         held = np.zeros(len(seqs), np.bool_)
-        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
-            segment = self.segments.get(number)
-            if segment is None:
-                continue
-            segment.unpack()
-            mine = seqs // self.entry_count == number
+        for segment, mine in self._segments_of(seqs):
             held[mine] = segment.hold(seqs[mine] - segment.base)
         return held
 
     def bring_all(self, seqs: I64) -> None:
         """Bring the segments of these entries into memory. Damage is reported."""
-        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
-            segment = self.segments.get(number)
-            if segment is not None and not segment.loaded:
+        for segment, _ in self._segments_of(seqs):
+            if not segment.loaded:
                 with suppress(DamageError):
                     self.bring(segment)
 
@@ -415,18 +409,22 @@ class QueueIndex(IndexReader):
         """Return which of these entries are published and not acknowledged. Segments that are not
         in memory are not read: their entries are taken to be there. Shape ``(n,)``."""
         there = np.zeros(len(seqs), np.bool_)
-        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
-            segment = self.segments.get(number)
-            if segment is None:
-                continue
-            segment.unpack()
-            mine = seqs // self.entry_count == number
+        for segment, mine in self._segments_of(seqs):
             if segment.loaded:
                 states = np.frombuffer(segment.states, np.uint8)[seqs[mine] - segment.base]
                 there[mine] = (states != ABSENT) & (states != ACKED)
             else:
                 there[mine] = True
         return there
+
+    def _segments_of(self, seqs: I64) -> Iterator[tuple[Segment, Bools]]:
+        """Yield the segments of these entries, without reading any, each with which entries are in
+        it."""
+        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
+            segment = self.segments.get(number)
+            if segment is not None:
+                segment.unpack()
+                yield segment, seqs // self.entry_count == number
 
     def is_held(self, seq: int) -> bool:
         """Return whether an entry is delayed. Raises as :meth:`load`."""

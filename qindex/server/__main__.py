@@ -72,15 +72,15 @@ def serve(
 def _signals(server: Server) -> Iterator[None]:
     """End the server's loop at SIGTERM and SIGINT.
 
-    A handler alone could be late: a signal that comes just before the loop waits does not end the
-    wait, and handlers run after it.
+    Their handlers could be late: a signal that comes just before the loop waits does not end the
+    wait, and handlers run after it. So they do nothing, and the loop reads the signals.
     """
     signalled, wake = socket.socketpair()
     with signalled, wake:
         wake.setblocking(False)
         server.signalled = signalled.fileno()
         for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: server.stop())
+            signal.signal(name, lambda *_: None)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
             yield

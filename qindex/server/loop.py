@@ -211,7 +211,7 @@ class Loop:
         self._uid = os.getuid()
         self.epoll: select.epoll = select.epoll()
         self.event: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Readable once a signal has come that ends the loop; -1: none does.
+        # A descriptor that is readable once a signal has come, which ends the loop; -1 for none.
         self.signalled: int = -1
         self.connections: dict[int, Connection] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -242,16 +242,10 @@ class Loop:
         if get_ident() != self._thread:
             os.eventfd_write(self.event, 1)
 
-    def stop(self) -> None:
-        """End the loop. From any thread, or a signal's handler."""
-        self._ended = True
-        with suppress(OSError):
-            os.eventfd_write(self.event, 1)
-
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the last client has gone, or :meth:`stop`."""
+        """Serve until the last client has gone, or ``signalled`` is readable."""
         self._thread = get_ident()
         listener = self._listener
         assert listener is not None

@@ -120,6 +120,19 @@ def checked_handlers(handlers: Handlers) -> bool:
     return asynchronous.pop()
 
 
+def check_options(
+    concurrency: object, retries: object, timeout: object, on_error: object, grace: object
+) -> None:
+    """Raise :class:`UsageError` for wrong values of the options that all workers have."""
+    check_count("concurrency", concurrency, 1)
+    if retries is not None:
+        check_count("retries", retries, 0)
+    if timeout is not None:
+        check_seconds("timeout", timeout)
+    check_callable("on_error", on_error)
+    check_seconds("grace", grace, zero=True)
+
+
 def check_count(name: str, value: object, least: int) -> None:
     """Raise :class:`UsageError` for what is no whole number, or is less than ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

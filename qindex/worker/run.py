@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
+from qindex.queue.leases import check_lease
 from qindex.worker.child import check_sendable, load_handlers
 from qindex.worker.outcomes import (
     Figures,
     Handlers,
     Outcome,
-    check_callable,
     check_count,
+    check_options,
     check_seconds,
     checked_handlers,
     log,
@@ -142,23 +143,15 @@ class Worker:
     ) -> None:
         handlers = load_handlers(handler) if isinstance(handler, str) else handler
         self._is_asynchronous = checked_handlers(handlers)
-        check_count("concurrency", concurrency, 1)
+        check_options(concurrency, retries, timeout, on_error, grace)
         check_count("processes", processes, 0)
         check_count("batch", batch, 1)
-        for name, count, least in (
-            ("retries", retries, 0),
-            ("max_tasks", max_tasks, 1),
-            ("max_memory", max_memory, 1),
-        ):
+        for name, count in (("max_tasks", max_tasks), ("max_memory", max_memory)):
             if count is not None:
-                check_count(name, count, least)
-        if timeout is not None:
-            check_seconds("timeout", timeout)
+                check_count(name, count, 1)
         if lease is not None:
-            check_seconds("lease", lease)
-        check_seconds("grace", grace, zero=True)
+            check_lease(lease)
         check_seconds("slow_after", slow_after)
-        check_callable("on_error", on_error)
         if not isinstance(health, str | os.PathLike | None):
             raise UsageError(f"health is the path of a file, not {health!r}")
         if processes and concurrency > 1:

@@ -28,9 +28,7 @@ from qindex.worker.outcomes import (
     Handlers,
     Outcome,
     TimedOutError,
-    check_callable,
-    check_count,
-    check_seconds,
+    check_options,
     checked_handlers,
     handler_for,
     log,
@@ -89,13 +87,7 @@ class TaskWorker:
     ) -> None:
         if not checked_handlers(handler):
             raise UsageError("here a handler is a coroutine function")
-        check_count("concurrency", concurrency, 1)
-        if retries is not None:
-            check_count("retries", retries, 0)
-        if timeout is not None:
-            check_seconds("timeout", timeout)
-        check_seconds("grace", grace, zero=True)
-        check_callable("on_error", on_error)
+        check_options(concurrency, retries, timeout, on_error, grace)
         self._queue = queue
         self._handlers = handler
         self._concurrency = concurrency
