@@ -224,7 +224,10 @@ class Running:
             assert nothing_left()
             if self._application.needs.startswith("django"):
                 results = engine.queue("django.results").peek(len(self.done()) + 1)
-                assert len(results) == len({one.key for one in results}) == len(set(self.done()))
+                done = self.done()
+                # A client that did not hear the reply to its publish sends a second task.
+                assert len(set(done)) <= len(results) <= len(done)
+                assert len({one.key for one in results}) == len(results)
                 assert all(b'"SUCCESSFUL"' in one.body for one in results)
                 assert len(engine.queue("django.values")) == 0
 
