@@ -368,11 +368,18 @@ class Worker:
             yield lambda: InThread(self._handlers)
         else:
             loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="qindex loop", daemon=True)
+            ended = threading.Event()
+
+            def run_loop() -> None:
+                while not ended.is_set():  # a handler may stop the loop, too
+                    loop.run_forever()
+
+            thread = threading.Thread(target=run_loop, name="qindex loop", daemon=True)
             thread.start()
             try:
                 yield lambda: OnLoop(loop, self._handlers, self._timeout)
             finally:
+                ended.set()
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
                 loop.close()

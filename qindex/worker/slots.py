@@ -145,6 +145,12 @@ class Slot:
             except ClosedError:
                 if not worker.stopping.is_set():
                     raise
+            except BaseException:
+                # The error keeps the consumer alive, and a server has sent messages ahead to it.
+                self._consumer.stop()
+                with suppress(StoreError):
+                    next(self._consumer, None)
+                raise
 
     def _handle(self, batch: Sequence[Delivery]) -> None:
         assert self.runner is not None

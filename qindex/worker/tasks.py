@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,6 +31,7 @@ from qindex.worker.outcomes import (
     TimedOutError,
     check_options,
     checked_handlers,
+    end_if_forked,
     handler_for,
     log,
     log_cut,
@@ -60,6 +62,7 @@ async def within(timeout: float | None, handlers: Handlers, delivery: Any) -> No
     """Call the handler, a coroutine function, for a delivery. Raises :class:`TimedOutError` if it
     was ended by its timeout."""
     limit = asyncio.timeout(timeout)
+    pid = os.getpid()
     try:
         async with limit:
             await handler_for(handlers, delivery.properties.get("type"))(delivery)
@@ -67,6 +70,8 @@ async def within(timeout: float | None, handlers: Handlers, delivery: Any) -> No
         if limit.expired():
             raise TimedOutError(f"the handler took longer than {timeout:g} s") from None
         raise
+    finally:
+        end_if_forked(pid)
 
 
 class TaskWorker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.worker import Figures, Worker
+from qindex.worker import Figures, Worker, processes
 from tests.waiting import WAIT, wait_until
 from tests.worker import handlers
 from tests.worker.support import QUICK, Running, letters, lines, running
@@ -250,6 +251,102 @@ def test_sys_exit_and_kinds_of_reject(engine: qindex.AnyEngine, kind: str) -> No
         wait_until(lambda: queue.stats().messages == 0)
     assert (found.join().done, found.join().failed) == (1, 4)
     assert letters(engine)[b"refused"]["cause"] == "no way"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_errors_do_not_end_the_worker(engine: qindex.AnyEngine, kind: str) -> None:
+    """An error has no text, and pauses are none."""
+    handler, options = KINDS[kind]
+    queue = engine.queue("q")
+    odd = [b"unsayable", b"bare", b"backwards", b"before -1", b"before nan", b"before 1e11"]
+    queue.publish_many([*odd, b"fine"])
+    with running(queue, handler, **QUICK, **options) as found:
+        wait_until(lambda: found.worker.figures.dead == len(odd) or not found.thread.is_alive())
+        wait_until(lambda: queue.stats().messages == 0 or not found.thread.is_alive())
+    assert (found.join().done, found.join().failed) == (1, 3 * len(odd))
+    assert found.join().restarts == 0
+    causes = {body: one["cause"] for body, one in letters(engine).items()}
+    assert causes[b"unsayable"] == "Unsayable: its text can't be made: RuntimeError"
+    assert causes[b"before -1"] == "UsageError: delay must be seconds from 0 to 1e10, not -1.0"
+    assert set(causes) == set(odd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_a_handler_forks_takes_no_messages(
+    engine: qindex.AnyEngine, kind: str, tmp_path: Path
+) -> None:
+    handler, options = KINDS[kind]
+    out = tmp_path / "out"
+    queue = engine.queue("q")
+    queue.publish_many([b"forks", b"forks"])
+    queue.publish_many([f"write {out} {at}".encode() for at in range(20)])
+    with running(queue, handler, **QUICK, **options) as found:
+        wait_until(lambda: found.worker.figures.done == 22)
+    assert found.join().failed == 0
+    assert sorted(int(one[0]) for one in lines(out)) == list(range(20))
+
+
+def test_one_that_is_killed_by_a_signal_without_a_name(engine: qindex.AnyEngine) -> None:
+    queue = engine.queue("q")
+    number = signal.SIGRTMIN + 3
+    queue.publish(b"signal %d" % number)
+    with running(queue, handlers.handle, processes=1, **QUICK) as found:
+        wait_until(lambda: found.worker.figures.dead == 1 or not found.thread.is_alive())
+    assert found.join().failed == 3
+    dead = letters(engine)
+    assert dead[b"signal %d" % number]["cause"] == f"its process was killed by signal {number}"
+
+
+def test_a_coroutine_that_stops_its_loop_does_not_stop_the_others(
+    engine: qindex.AnyEngine,
+) -> None:
+    queue = engine.queue("q")
+    queue.publish_many([b"stop", b"sleep 0.01", b"stop", b"sleep 0.01"])
+    with running(queue, handlers.handle_soon, concurrency=2) as found:
+        wait_until(lambda: found.worker.figures.done == 4)
+
+
+def test_a_process_that_can_not_be_started_is_waited_for(
+    engine: qindex.AnyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "_SCARCE_PAUSE", 0.01)
+    start = processes._SPAWN.Process.start
+    failures = [errno.EMFILE, errno.EAGAIN]
+
+    def start_or_fail(process: Any) -> None:
+        if worker.figures.done and failures:
+            raise OSError(failures[0], os.strerror(failures.pop(0)))
+        start(process)
+
+    queue = engine.queue("q")
+    queue.publish_many([b"fine", b"fine"])
+    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
+    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
+    found = Running(worker)
+    wait_until(lambda: worker.figures.done == 2 or not found.thread.is_alive())
+    worker.stop()
+    assert (found.join().done, failures) == (2, [])
+    assert "can't be started now: Too many open files" in caplog.text
+
+
+def test_a_worker_whose_process_can_not_be_started_ends_with_that_error(
+    engine: qindex.AnyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = processes._SPAWN.Process.start
+
+    def start_or_fail(process: Any) -> None:
+        if worker.figures.done:
+            raise PermissionError(errno.EPERM, "no")
+        start(process)
+
+    queue = engine.queue("q")
+    queue.publish_many([b"fine", b"fine"])
+    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
+    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
+    found = Running(worker)
+    with pytest.raises(PermissionError):
+        found.join()
+    assert queue.stats().ready == 1
 
 
 def test_replaced_processes_begin_while_the_parents_threads_hold_locks(tmp_path: Path) -> None:
