@@ -8,14 +8,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 
 from journal.errors import LockedError, StoreError
 from qindex.engine.opening import open_store
-from qindex.server import place
+from qindex.server import place, signals
 from qindex.server import protocol as wire
 from qindex.server.server import Server
 
@@ -51,7 +51,8 @@ def serve(
         try:
             listener, number = place.listen(directory, fd, group)
             server = Server(engine, listener, linger=linger, group=group)
-            with _signals(server):
+            with signals.heard() as told:
+                server.signalled = told.fileno()
                 ready()
                 server.run()
             # Who is refused from here on starts another server, which waits for the lock.
@@ -66,26 +67,6 @@ def serve(
         os.close(fd)
         if lock is not None:
             os.close(lock)
-
-
-@contextlib.contextmanager
-def _signals(server: Server) -> Iterator[None]:
-    """End the server's loop at SIGTERM and SIGINT.
-
-    Their handlers could be late: a signal that comes just before the loop waits does not end the
-    wait, and handlers run after it. So they do nothing, and the loop reads the signals.
-    """
-    signalled, wake = socket.socketpair()
-    with signalled, wake:
-        wake.setblocking(False)
-        server.signalled = signalled.fileno()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: None)
-        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
 
 
 def spawned() -> int:

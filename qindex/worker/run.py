@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
 from qindex.queue.leases import check_lease
+from qindex.server import signals
 from qindex.worker.child import check_sendable, load_handlers
 from qindex.worker.outcomes import (
     Figures,
@@ -347,13 +349,21 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(one, lambda *_: self.stop()) for one in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+        before = [signal.getsignal(one) for one in signals.ENDS]
+        with signals.heard() as told:
+            threading.Thread(target=self._listen, args=(told,), daemon=True).start()
+            try:
+                yield
+            finally:
+                for number, handler in zip(signals.ENDS, before, strict=True):
+                    signal.signal(number, handler)
+
+    def _listen(self, told: socket.socket) -> None:
+        """Stop at each signal that the socket tells of."""
+        with suppress(OSError):  # it is closed at the end
+            while number := told.recv(1):
+                if number[0] in signals.ENDS:
+                    self.stop()
 
     @contextmanager
     def _runners(self) -> Iterator[Callable[[], Runner]]:

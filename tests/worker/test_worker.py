@@ -160,6 +160,18 @@ def test_the_end_gives_back_uncounted_what_still_runs(
         ]
 
 
+def test_a_signal_that_another_thread_got_ends_the_wait(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "data") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"")
+
+        def end(_: object) -> None:
+            time.sleep(0.2)  # the main thread waits
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        assert Worker(queue, end, slow_after=1e6).run().done == 1
+
+
 def test_a_second_stop_hurries(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "data") as engine:
         queue = engine.queue("q")
