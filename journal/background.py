@@ -49,7 +49,7 @@ class Background:
                     self._said = True  # it may be tried again at each call
                     _log.error("thread %s can't be started: %s", self._name, error)
                 return False
-            except BaseException:  # a signal's handler; before the start, or behind it
+            except BaseException:  # a signal's handler; before the start, or after it
                 if not self._began.wait(_LONGEST_START):
                     self._thread = None
                 raise
@@ -64,7 +64,7 @@ class Background:
             self._ident = 0  # another thread may be given the number of one that has ended
 
     def is_mine(self) -> bool:
-        """Tell whether it is the calling thread."""
+        """Return whether it is the calling thread."""
         return self._ident == get_ident()
 
     def join(self) -> None:

@@ -52,7 +52,7 @@ class Healed:
     ``broken``: the offsets of blocks that do not hold and could not be healed. ``sound``: bytes
     from the start that are covered by checksums that hold. ``end``: past the last byte that the
     file had when its last checksum was written. The file may be shorter now. ``torn``: the sums end
-    in what is no extent, behind which none may be appended. ``stop``: where the last extent ends in
+    in what is no extent, after which none may be appended. ``stop``: where the last extent ends in
     the sum file."""
 
     data: FileBytes
@@ -65,14 +65,14 @@ class Healed:
 
 
 def extent(data: ReadBuffer, offset: int) -> bytes:
-    """Give the extent for ``data``, the bytes appended at ``offset`` of a file. About 0.3 us for
+    """Return the extent for ``data``, the bytes appended at ``offset`` of a file. About 0.3 us for
     each 4 KiB."""
     with memoryview(data) as view:
         return _HEAD.pack(offset, len(view)) + _digests(view)
 
 
 def _digests(view: memoryview) -> bytes:
-    """Give the checksums of the bytes of one extent, as they stand behind its head."""
+    """Return the checksums of the bytes of one extent, as they stand after its head."""
     return read_words.block_sums(view, BLOCK)
 
 
@@ -170,7 +170,7 @@ def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, i
 
 
 def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Give each extent of a sum file: its offset and length there, and the offset and length of
+    """Yield each extent of a sum file: its offset and length there, and the offset and length of
     what it covers. Ends where they stop making sense."""
     position = end = 0
     while position + HEAD_SIZE <= len(sums):
@@ -184,9 +184,9 @@ def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def without_room(sums: bytes) -> bytes:
-    """Give the bytes of a journal's sum file up to the room behind its last extent.
+    """Return the bytes of a journal's sum file up to the room after its last extent.
 
-    The room begins at a head of zeros. Bytes behind it were being appended, or were left by a loss
+    The room begins at a head of zeros. Bytes after it were being appended, or were left by a loss
     of power.
     """
     end = max((position + size for position, size, _, _ in extents(sums)), default=0)

@@ -124,17 +124,17 @@ def log_once(log: logging.Logger) -> None:
 
 
 def file_name(module: str) -> str:
-    """Give the name of a compiled module's file, for this interpreter."""
+    """Return the name of a compiled module's file, for this interpreter."""
     return module + EXTENSION_SUFFIXES[0]
 
 
 def builds_folder() -> str:
-    """Give the folder that holds the folders of builds."""
+    """Return the folder that holds the folders of builds."""
     return os.path.join(_ROOT, "journal", "_compiled")
 
 
 def digest() -> str:
-    """Give 16 hexadecimal digits that tell the sources from any others. About 1 ms."""
+    """Return 16 hexadecimal digits that tell the sources from any others. About 1 ms."""
     from hashlib import sha256  # not for the imports of those who have built nothing
 
     found = sha256()
@@ -155,13 +155,13 @@ class _Finder:
         }
 
     def is_whole(self) -> bool:
-        """Tell whether each module has its file: they are compiled against each other."""
+        """Return whether each module has its file: they are compiled against each other."""
         return all(map(os.path.exists, self._files.values()))
 
     def find_spec(
         self, name: str, _path: object = None, _target: object = None
     ) -> ModuleSpec | None:
-        """Give where a module is to be loaded from; ``None`` for one that is not compiled."""
+        """Return where a module is to be loaded from; ``None`` for one that is not compiled."""
         file = self._files.get(name)
         if file is None:
             return None

@@ -24,7 +24,7 @@ class Durations:
     seconds: float
 
     def __add__(self, other: Durations) -> Durations:
-        """Give the durations of both."""
+        """Return the durations of both."""
         counts = tuple(map(int.__add__, self.counts, other.counts))
         return Durations(counts, self.seconds + other.seconds)
 
@@ -61,5 +61,5 @@ class Stopwatch:
         self._seconds += seconds
 
     def durations(self) -> Durations:
-        """Give what was taken so far."""
+        """Return what was taken so far."""
         return Durations(tuple(self._counts), self._seconds) if self._counts else NO_DURATIONS

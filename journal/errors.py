@@ -116,7 +116,8 @@ class StorageError(StoreError):
 
 
 class storage_errors:
-    """Raise an error of the system in the block behind ``with`` as a :class:`StorageError`."""
+    """Raise an error of the system in the block of a ``with`` statement as a
+    :class:`StorageError`."""
 
     __slots__ = ("_doing", "_path")
 

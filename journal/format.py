@@ -66,14 +66,14 @@ NO_START = bytes(START_SIZE)
 
 
 def pack_action(action: int, seq_id: int) -> bytes:
-    """Give the 8 bytes of a deliver or ack record."""
+    """Return the 8 bytes of a deliver or ack record."""
     return ACTION_WORD.pack(action << TYPE_SHIFT | seq_id)
 
 
 def pack_publish(
     seq_id: int, persistent: bool, msg_id: bytes, expiry: int, size: int, record: bytes
 ) -> bytes:
-    """Give a publish record: ``expiry`` in microseconds, ``size`` of the body in bytes, and the
+    """Return a publish record: ``expiry`` in microseconds, ``size`` of the body in bytes, and the
     embedded message ``record`` (empty: the message is in the message store)."""
     kind = PUBLISH_PERSISTENT if persistent else PUBLISH_TRANSIENT
     head = PUBLISH_HEAD.pack(kind << TYPE_SHIFT | seq_id, msg_id, expiry, size, len(record))

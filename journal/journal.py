@@ -3,7 +3,7 @@
 The file is extended ahead of need (``fallocate``) and memory-mapped, and a record is appended by
 storing it into the map: that survives the death of the process as a ``write`` does, and costs a
 tenth of it. Zeros are written ahead in pieces: a page made by a write costs a third of one that the
-first store into it makes. The price: behind the last record the file is zero-filled until it is
+first store into it makes. The price: after the last record the file is zero-filled until it is
 closed or emptied, which the format allows (a parser stops at 40 zero bytes).
 
 A copy into a map may be under way anywhere, in any order, when its process dies, and a write in its
@@ -241,7 +241,7 @@ class Journal:
     word_limit: int
 
     def _map_at(self, position: int, room: int) -> None:
-        """Make room for ``room`` bytes behind ``position`` and go on writing there."""
+        """Make room for ``room`` bytes after ``position`` and go on writing there."""
         had = self._allocated
         new_map, self._allocated = make_room(self._fs, self._fd, had, position, room, self.entries)
         self._use(new_map, position)
@@ -262,7 +262,7 @@ class Journal:
         return max(self._allocated - self.end, 0)
 
     def tell(self) -> int:
-        """Give the offset behind the last record."""
+        """Return the offset after the last record."""
         return self.end
 
     def _use(self, new_map: mmap.mmap, position: int, in_reserve: bool = False) -> None:
@@ -353,7 +353,7 @@ class Journal:
         return self._store_bulk(data)
 
     def erase_tail(self) -> None:
-        """Put zeros where a call that was cut short has stored something behind the end."""
+        """Put zeros where a call that was cut short has stored something past the end."""
         end = min(self.highest, len(self.map))
         if end > self.end and not self._closed and self._poison.reason is None:
             self.map[self.end : end] = bytes(end - self.end)
@@ -414,11 +414,11 @@ class Journal:
         commits.commit()
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a sync: it can't make another."""
+        """Return whether the calling thread is in the middle of a sync: it can't make another."""
         return self._commits is not None and self._commits.is_mine()
 
     def is_changing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of an exchange of files."""
+        """Return whether the calling thread is in the middle of an exchange of files."""
         return self._files.is_mine()
 
     @property
@@ -428,7 +428,7 @@ class Journal:
 
     @property
     def sync_durations(self) -> Durations:
-        """Give their durations."""
+        """Return their durations."""
         return NO_DURATIONS if self._commits is None else self._commits.stopwatch.durations()
 
     def _sync_now(self) -> None:
@@ -481,7 +481,7 @@ class Journal:
             close_quietly(self._fs, fd, self.path)
 
     def _is_durable_from(self, front: int) -> bool:
-        """Tell whether anything behind ``front`` is durable in this file, or may be soon."""
+        """Return whether anything after ``front`` is durable in this file, or may be soon."""
         return self._syncing or self.synced > front
 
     def check_place(self) -> None:
@@ -504,7 +504,7 @@ class Journal:
 
     def prepare(self, front: int, end: int) -> Retired | None:
         """Copy bytes ``front .. end`` into a new file, ahead of :meth:`rebase`, which then has
-        little left to copy. Needs no lock: appends go on behind ``end``, which the owner took
+        little left to copy. Needs no lock: appends go on after ``end``, which the owner took
         between two appends (a record may be completed after it was written).
 
         Raises :class:`StorageError`; nothing has changed then.
@@ -530,9 +530,9 @@ class Journal:
         return Retired(fd, None, end - front, sums)
 
     def rebase(self, front: int, prepared: Retired | None) -> Retired | None:
-        """Drop the first ``front`` bytes; the records behind them move to the start.
+        """Drop the first ``front`` bytes; the records after them move to the start.
 
-        With nothing behind, a small file is emptied in place, as RabbitMQ does it. Otherwise the
+        With nothing after, a small file is emptied in place, as RabbitMQ does it. Otherwise the
         commit point is the rename of a new file (``prepared``, completed here) over the journal.
         Durable records stay durable: then the new file is synced before the rename, and its name
         after. Gives the old file, for :meth:`retire`, which is called without the lock.
@@ -606,7 +606,7 @@ class Journal:
     def _write_new(
         self, front: int, end: int, prepared: Retired | None, durable: bool
     ) -> tuple[int, mmap.mmap, int]:
-        """Put what stands behind ``front`` into a new file; gives its descriptor, map, and bytes.
+        """Put what follows ``front`` into a new file; gives its descriptor, map, and bytes.
         Raises :class:`OSError`; the new file is then gone, and nothing has changed."""
         fs = self._fs
         new_path = self.path + _NEW_SUFFIX

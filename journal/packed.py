@@ -17,7 +17,7 @@ _MODEST = 128
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Give the one value that ``data`` holds. Maps may have any keys that can be hashed.
+    """Return the one value that ``data`` holds. Maps may have any keys that can be hashed.
 
     O(length) in time and memory. Raises :class:`ValueError` for anything else.
     """

@@ -23,7 +23,7 @@ PASSING = _NO_HANDLE | {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 
 def was_tried(error: OSError) -> bool:
-    """Tell whether a sync that failed had begun: where there was no handle for it (the
+    """Return whether a sync that failed had begun: where there was no handle for it (the
     application has used them up), nothing is in doubt, and it can be tried again."""
     return error.errno not in _NO_HANDLE and not isinstance(error, UnopenedError)
 

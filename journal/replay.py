@@ -5,7 +5,7 @@ without a million objects. Long runs of records of one length (a batch of equal 
 of acks) are recognised and taken at once.
 
 Nothing is verified here: the owner of the records knows what a sound one looks like, finds what is
-damaged, and goes on behind it.
+damaged, and goes on after it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Walk:
     """The records of a journal in order, as columns of equal length.
 
     ``kinds``: the two type bits. ``seqs``: seq_ids. ``offsets``, ``lengths``: bytes. ``end`` is
-    the offset behind the last whole record, ``ending`` why the walk stopped there.
+    the offset after the last whole record, ``ending`` why the walk stopped there.
     """
 
     kinds: U8
@@ -63,7 +63,7 @@ class Walk:
         return len(self.kinds)
 
     def take(self, chosen: npt.NDArray[np.bool_] | I64 | slice) -> Walk:
-        """Give the chosen records; ``end`` and ``ending`` stay."""
+        """Return the chosen records; ``end`` and ``ending`` stay."""
         if not isinstance(chosen, slice) and chosen.dtype == np.bool_ and chosen.all():
             return self
         return Walk(
@@ -116,7 +116,7 @@ class RecordColumns:
             self._begin()
 
     def finish(self, end: int, ending: Ending) -> Walk:
-        """Give the records; the last one ends at ``end``."""
+        """Return the records; the last one ends at ``end``."""
         self._put_singles()
         if len(self._parts) == 1:
             return Walk(*self._parts[0], end, ending)
@@ -236,7 +236,7 @@ def _run_length(
 
 
 def join_walks(walks: list[Walk]) -> Walk:
-    """Put walks of one file, in order, behind one another; the last one's ending counts.
+    """Put walks of one file, in order, after one another; the last one's ending counts.
 
     O(records), O(walks) where one of them has them all.
     """

@@ -1,4 +1,4 @@
-"""Room for a journal: blocks are reserved before they are mapped, and some more behind the map.
+"""Room for a journal: blocks are reserved before they are mapped, and some more after the map.
 
 Behind the map the file has a *reserve*, which only deliver and ack records may use, once the disk
 is full: consuming is what makes room again. It is as large as the delivers and acks of what the
@@ -32,7 +32,7 @@ def whole_pages(size: int) -> int:
 def make_room(
     fs: FileSystem, fd: int, had: int, position: int, room: int, entries: int
 ) -> tuple[mmap.mmap, int]:
-    """Make room for ``room`` bytes behind ``position``, and the reserve, in a file of ``had``
+    """Make room for ``room`` bytes after ``position``, and the reserve, in a file of ``had``
     bytes; gives a map of all but the reserve, and how many bytes the file has now.
 
     ``entries``: the reserve is to have room for delivers and acks of so many at least. Raises
@@ -52,7 +52,7 @@ def allocate(fs: FileSystem, fd: int, had: int, size: int) -> None:
         fs.fallocate(fd, 0, size)
     except OSError:
         # Some file systems keep the blocks of a call that fails half-way, and the disk may be full.
-        # Blocks that can't be given back stay as zeros behind the end.
+        # Blocks that can't be given back stay as zeros past the end.
         with suppress(OSError):
             fs.truncate(fd, had)
         raise

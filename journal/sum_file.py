@@ -44,7 +44,7 @@ class SumFile:
 
     def append(self, extent: bytes) -> None:
         """Append one extent; in the operating system on return. Its head is stored last: until
-        then zeros stand there, behind which nothing counts."""
+        then zeros stand there, after which nothing counts."""
         start = self._at
         end = start + len(extent)
         try:

@@ -136,7 +136,7 @@ class Compactor:
             self._wake.clear()
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread is the background one."""
+        """Return whether the calling thread is the background one."""
         return self._thread.is_mine()
 
     def wake_for(self, worth: Worth) -> None:
@@ -214,7 +214,7 @@ class Compactor:
             self.stalled_seconds += time.monotonic() - started
 
     def _is_over(self, incoming: int, share: float = 1.0) -> bool:
-        """Tell whether the files, the running copy and ``incoming`` exceed the allowed size."""
+        """Return whether the files, the running copy and ``incoming`` exceed the allowed size."""
         summary = self._state.summary
         allowed = self._allowed_per_live * summary.live + 2 * self._limit
         return summary.size + self._reserved + incoming > allowed * share

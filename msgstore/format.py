@@ -50,7 +50,7 @@ _LAYOUT = struct.Struct(">Q16s")
 
 
 class Kind(enum.Enum):
-    """The kinds of names in a store directory: what stands behind their number."""
+    """The kinds of names in a store directory: what follows their number."""
 
     RECORDS = ".rdq"
     TAIL = ".rdt"

@@ -6,7 +6,7 @@ change leaves all referenced records where a second recovery finds them:
 
 1. The node's clean-stop files and our ``.tmp`` files go (copies of records that are elsewhere).
 2. Damaged bytes are copied to ``quarantine/`` (only with ``repair``).
-3. Records that RabbitMQ's scanner would not find (behind a gap, in an ``.rdt`` file, with a lying
+3. Records that RabbitMQ's scanner would not find (after a gap, in an ``.rdt`` file, with a lying
    length) are copied to a new file: ``.tmp``, synced, renamed, directory synced.
 4. Torn tails are cut, and the cut is synced before anything is appended there.
 
@@ -114,7 +114,7 @@ class Recovery:
         self._chosen: dict[bytes, int] = {}
         """Where the record chosen for each message is, packed."""
         self._untrusted: set[bytes] = set()
-        """Those of them that were found behind a gap."""
+        """Those of them that were found after a gap."""
 
     def from_snapshot(self, snapshot: bytes) -> Recovered:
         """Trust a snapshot after a look at the sizes of the files; nothing is scanned.

@@ -49,7 +49,7 @@ class FileScan:
     """The content of a file. ``end`` is the end of the last record, ``size`` that of the file,
     ``gaps`` are the bytes that are no sound record.
 
-    Records from index ``searched`` on were found behind a gap: another copy of the same message
+    Records from index ``searched`` on were found after a gap: another copy of the same message
     that was found in the ordinary way is to be preferred (the gap may have hidden the frame of a
     body that holds records itself). ``orderly`` is false when RabbitMQ's scanner would not find
     all the records: there is a gap in front of one, or a length field that lies.
@@ -170,7 +170,7 @@ class _Scanner:
         return self._check(msg_id, record)
 
     def _next_sound(self, position: int, damaged: bool) -> int | None:
-        """The offset of the next sound record behind the anomaly at ``position``.
+        """The offset of the next sound record after the anomaly at ``position``.
 
         ``damaged``: the record there has a good frame and fails its check, so that its length
         may have swallowed others.
@@ -290,7 +290,7 @@ class _Scanner:
         result.gaps.append(Finding(result.path, start, length, cause, what, kind=kind))
 
     def _lost_sector(self, start: int, stop: int) -> bool:
-        """Tell whether a disk sector, or its part behind ``start``, is zero: it never reached the
+        """Return whether a disk sector, or its part after ``start``, is zero: it never reached the
         disk. Eight zeros at least, since every length begins with some."""
         for offset in range(start // _SECTOR * _SECTOR, stop, _WINDOW):
             data = pread_all(self._fs, self._fd, min(_WINDOW, stop - offset), offset)
@@ -307,7 +307,7 @@ class _Scanner:
 
 
 def _lost_front(start: int, claimed: int, length: int) -> bool:
-    """Tell whether the first bytes of the length, up to a sector's end, have become zero."""
+    """Return whether the first bytes of the length, up to a sector's end, have become zero."""
     front = -start % _SECTOR
     if not 0 < front < 8 or claimed == length:
         return False

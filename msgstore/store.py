@@ -292,7 +292,7 @@ class MessageStore:
         self._writer.sync()
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a :meth:`sync`."""
+        """Return whether the calling thread is in the middle of a :meth:`sync`."""
         return self._writer.is_syncing_here()
 
     # -- reading ------------------------------------------------------------------------------
@@ -363,8 +363,8 @@ class MessageStore:
             return error.with_traceback(None)
 
     def _find(self, msg_id: bytes) -> tuple[Place, Handle]:
-        """Give the place of a message, and its file. The caller holds the lock, so that compaction
-        can't delete the file in between."""
+        """Return the place of a message, and its file. The caller holds the lock, so that
+        compaction can't delete the file in between."""
         state = self._state
         place = state.locations.place(msg_id)
         if place is None or state.closed:
@@ -432,7 +432,7 @@ class MessageStore:
             )
 
     def is_compaction_thread(self) -> bool:
-        """Tell whether the calling thread is the one that reclaims in the background."""
+        """Return whether the calling thread is the one that reclaims in the background."""
         return self._compactor.is_mine()
 
     def stop_compaction(self) -> None:

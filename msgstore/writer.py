@@ -2,7 +2,7 @@
 
 A record is handed to the operating system at the offset where the last good one ends. If that
 fails half-way the file is cut back to there, so that no scan ever meets a torn record with others
-behind it; if even the cut fails, the store takes no more writes.
+after it; if even the cut fails, the store takes no more writes.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Writer:
             self._roll()
 
     def _put(self, fd: int, items: Sequence[_Item], offset: int) -> None:
-        """Write records one behind the other, joined up to a size that is cheap to allocate."""
+        """Write records one after the other, joined up to a size that is cheap to allocate."""
         joined: list[bytes] = []
         size = 0
         for msg_id, parts, length, _ in items:
@@ -264,7 +264,7 @@ class Writer:
             return True
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a sync: it can't make another."""
+        """Return whether the calling thread is in the middle of a sync: it can't make another."""
         return self._group.is_mine()
 
     def next_key(self) -> int:

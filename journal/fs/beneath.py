@@ -71,7 +71,7 @@ _KINDS: Final = (
 
 
 def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileSystem:
-    """Give ``fs`` confined to these directories, each with an absolute path.
+    """Return ``fs`` confined to these directories, each with an absolute path.
 
     ``hold``: a directory is looked up once, at first use, and stays the one that is meant when
     its path leads elsewhere; until :func:`leave`. Without it each call looks it up. A file system
@@ -164,7 +164,7 @@ def open_to_others(fs: FileSystem, directory: str) -> Iterator[Finding]:
 
 
 def leave(fs: FileSystem) -> None:
-    """Give back what :func:`beneath` holds. A call that is under way still ends."""
+    """Release what :func:`beneath` holds. A call that is under way still ends."""
     if isinstance(fs, BeneathFileSystem):
         fs.leave()
 
@@ -247,7 +247,7 @@ class BeneathFileSystem(RealFileSystem):
         self._root(self._split(path)[0]).mode &= bits | 0o700
 
     def covers(self, path: PathLike) -> bool:
-        """Tell whether a path is in one of the directories, as it is written."""
+        """Return whether a path is in one of the directories, as it is written."""
         text = os.fspath(path).rstrip("/")
         return any(text == root or text.startswith(prefix) for root, prefix in self._roots)
 
@@ -287,7 +287,7 @@ class BeneathFileSystem(RealFileSystem):
     # -- paths ----------------------------------------------------------------------------------
 
     def _split(self, path: PathLike) -> tuple[str, str]:
-        """Give the directory a path is in, and the rest of it, ``.`` for the directory itself."""
+        """Return the directory a path is in, and the rest of it, ``.`` for the directory itself."""
         text = os.fspath(path).rstrip("/")
         for root, prefix in self._roots:
             if text.startswith(prefix) or text == root:
@@ -330,7 +330,7 @@ class BeneathFileSystem(RealFileSystem):
             os.close(fd)
 
     def _parent(self, path: PathLike) -> tuple[str, str]:
-        """Give the directory that ``path`` is in, and the name there."""
+        """Return the directory that ``path`` is in, and the name there."""
         text = os.fspath(path).rstrip("/")
         parent, _, name = text.rpartition("/")
         if name in ("", ".", "..") or not self.covers(parent):

@@ -275,7 +275,7 @@ def sync_directory(path: PathLike, opened: Callable[[PathLike, int], int]) -> No
 
 
 def checked_path(path: PathLike) -> str:
-    """Give a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
+    """Return a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
     bytes, for what is no path, and for one that no file can have (empty, with NUL)."""
     try:
         text = os.fspath(path)
@@ -299,7 +299,8 @@ def create(fs: FileSystem, path: PathLike) -> int:
 
 @contextmanager
 def created(fs: FileSystem, path: PathLike) -> Iterator[int]:
-    """Create a file, as :func:`create`, for the block behind ``with``; gives its descriptor."""
+    """Create a file, as :func:`create`, for the block of a ``with`` statement; gives its
+    descriptor."""
     fd = create(fs, path)
     try:
         yield fd
@@ -309,7 +310,8 @@ def created(fs: FileSystem, path: PathLike) -> Iterator[int]:
 
 @contextmanager
 def opened(fs: FileSystem, path: PathLike, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file for the block behind ``with``; gives its descriptor. Raises :class:`OSError`."""
+    """Open a file for the block of a ``with`` statement; gives its descriptor. Raises
+    :class:`OSError`."""
     fd = fs.open(path, flags | os.O_CLOEXEC)
     try:
         yield fd
@@ -334,7 +336,7 @@ def sync_file(fs: FileSystem, path: PathLike) -> None:
 
 
 def is_there(fs: FileSystem, path: PathLike) -> bool:
-    """Tell whether a name is there. Raises :class:`OSError` where that can't be told."""
+    """Return whether a name is there. Raises :class:`OSError` where that can't be told."""
     try:
         fs.stat(path)
     except FileNotFoundError:
@@ -343,7 +345,8 @@ def is_there(fs: FileSystem, path: PathLike) -> bool:
 
 
 def names_in(fs: FileSystem, path: PathLike) -> list[str]:
-    """Give the names in a directory; none where there is no directory. Raises :class:`OSError`."""
+    """Return the names in a directory; none where there is no directory. Raises
+    :class:`OSError`."""
     try:
         return fs.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -407,7 +410,7 @@ def refuse_hole(fs: FileSystem, fd: int, length: int, offset: int) -> None:
 
 
 def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Give the parts of a sparse file from ``start`` to ``end`` that may hold other bytes than
+    """Yield the parts of a sparse file from ``start`` to ``end`` that may hold other bytes than
     zeros.
 
     A file of a GiB with a MiB in it is mostly hole: looking at it all would fill the page cache
@@ -449,7 +452,7 @@ def read_optional(fs: FileSystem, path: PathLike, most: int | None = None) -> by
 
 def map_optional(fs: FileSystem, path: PathLike) -> bytes | _mmap.mmap | None:
     """Read a whole file, as :func:`read_optional`; a large one is mapped, which costs a tenth of a
-    copy of it. Only for who keeps others from making it shorter: behind its end no map may be
+    copy of it. Only for who keeps others from making it shorter: past its end no map may be
     touched.
 
     All of it has been read on return: a place that the disk can't read is an :class:`OSError` here,
@@ -470,7 +473,7 @@ def map_optional(fs: FileSystem, path: PathLike) -> bytes | _mmap.mmap | None:
 
 
 def is_zeros(data: FileBytes, start: int = 0) -> bool:
-    """Tell whether there is nothing but zeros from ``start`` on. Nothing large is copied."""
+    """Return whether there is nothing but zeros from ``start`` on. Nothing large is copied."""
     step = len(_ZEROS)
     for at in range(start, len(data), step):
         piece = data[at : at + step]

@@ -78,7 +78,7 @@ def map_writable(fs: FileSystem, fd: int, length: int) -> mmap.mmap:
 
 
 def copies_on_write(fd: int) -> bool:
-    """Tell whether the file is on a file system that copies what is changed."""
+    """Return whether the file is on a file system that copies what is changed."""
     if _fstatfs is None:
         return False
     buffer = ctypes.create_string_buffer(_STATFS_SIZE)

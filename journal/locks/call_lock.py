@@ -85,11 +85,11 @@ class CallLock(OwnedLock):
             self.refusal = kind, text
 
     def is_inherited(self) -> bool:
-        """Tell whether this process is a forked child of the one that made it."""
+        """Return whether this process is a forked child of the one that made it."""
         return self._stamp != words.kept_stamp()
 
     def is_over(self) -> bool:
-        """Tell whether each call that takes it raises."""
+        """Return whether each call that takes it raises."""
         return self.refusal is not None or self.is_inherited()
 
     def check(self) -> None:

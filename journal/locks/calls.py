@@ -32,7 +32,7 @@ class _Here(RLock):  # type: ignore[misc]  # the stubs say final, the class does
     def __enter__(self, *_: object) -> bool:
         try:
             self.acquire()
-            # Asked behind the take: a close that does not wait for this call has refused it by
+            # Asked after the take: a close that does not wait for this call has refused it by
             # then.
             self._calls.check()
         except BaseException:
@@ -55,7 +55,7 @@ class Calls:
         self._closer = 0
 
     def here(self) -> AbstractContextManager[object]:
-        """Give what the calling thread holds while it makes a call; raises, on entry, what
+        """Return what the calling thread holds while it makes a call; raises, on entry, what
         :meth:`refuse` was told. A call within another one, or of a handler, is a part of that."""
         me = get_ident()
         lock = self._locks.get(me)
@@ -64,7 +64,7 @@ class Calls:
         return _NOTHING if lock._is_owned() else lock
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread is in the middle of a call."""
+        """Return whether the calling thread is in the middle of a call."""
         lock = self._locks.get(get_ident())
         return lock is not None and lock._is_owned()
 

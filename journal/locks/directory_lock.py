@@ -71,7 +71,7 @@ class LockFile:
             sleep(_PAUSE)
 
     def release(self) -> None:
-        """Give the lock back; can be repeated. The file stays: removing it would race with the
+        """Release the lock; can be repeated. The file stays: removing it would race with the
         next owner, and a broker leaves it, too."""
         try:
             if self._fd is not None:
@@ -84,7 +84,7 @@ class LockFile:
     def let_go(self) -> None:
         """Close the file. The lock is given back if no other process has the file open."""
         # The number is taken out first, here and wherever a file is closed: a call that is cut
-        # short behind the close must not leave a number that is another file's the next time.
+        # short after the close must not leave a number that is another file's the next time.
         fd, self._fd = self._fd, None
         if fd is not None:
             close_quietly(self._fs, fd, self._path)
@@ -209,7 +209,7 @@ class Owner(NamedTuple):
 
 
 def read_owner(data: bytes) -> Owner | None:
-    """Give what a lock file says; ``None`` for nothing, or what is no pid (and host). An earlier
+    """Return what a lock file says; ``None`` for nothing, or what is no pid (and host). An earlier
     version wrote no host."""
     words = data.split()
     if not words:
@@ -234,8 +234,8 @@ def _refused(fs: FileSystem, fd: int, path: PathLike, remedy: str = "") -> Locke
 
 
 def _runs(pid: int) -> bool:
-    """Tell whether a process of this machine runs. Whoever can open the lock file can lock it, also
-    a reader: the process that wrote its pid there may have ended."""
+    """Return whether a process of this machine runs. Whoever can open the lock file can lock it,
+    also a reader: the process that wrote its pid there may have ended."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -21,7 +21,7 @@ class Flag:
         self._gate.acquire()
 
     def is_set(self) -> bool:
-        """Tell whether it is set."""
+        """Return whether it is set."""
         return self._is_set
 
     def set(self) -> None:

@@ -59,7 +59,7 @@ class LockOrder:
     def checked(
         self, rank: int, refuse: Callable[[], NoReturn] = refuse_twice
     ) -> Callable[[], None]:
-        """Give what is to be called before a lock of this place is waited for: calls ``refuse``,
+        """Return what is to be called before a lock of this place is waited for: calls ``refuse``,
         which raises, where the calling thread may not wait for it."""
 
         def check() -> None:

@@ -55,7 +55,7 @@ class OwnedLock:
         self._sleepers: list[_Sleeper] = []
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread has it."""
+        """Return whether the calling thread has it."""
         return self._owner == words.this_thread()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -118,7 +118,7 @@ class OwnedLock:
                 first.gate.release()
 
     def release(self) -> None:
-        """Give it back. Raises :class:`RuntimeError` where the calling thread does not have it."""
+        """Release it. Raises :class:`RuntimeError` where the calling thread does not have it."""
         if self._owner != words.this_thread():
             raise RuntimeError("cannot release un-acquired lock")
         self._depth -= 1

@@ -51,11 +51,11 @@ class PatientLock(CallLock):
         self._seen = self._alone = 0
 
     def is_shared(self) -> bool:
-        """Tell whether it is patient: several threads use it."""
+        """Return whether it is patient: several threads use it."""
         return self._shared
 
     def is_wanted(self) -> bool:
-        """Tell whether a thread tries to take it, which gets it next."""
+        """Return whether a thread tries to take it, which gets it next."""
         return self._wanted
 
     def share(self, shared: bool) -> None:
@@ -91,7 +91,7 @@ class PatientLock(CallLock):
         self._wait(ask=True)
 
     def is_used_here(self) -> bool:
-        """Tell whether the calling thread has it, or waits for it."""
+        """Return whether the calling thread has it, or waits for it."""
         return self.is_mine() or self._line._is_owned()  # type: ignore[attr-defined]
 
     def _wait(self, *, ask: bool) -> None:

@@ -75,7 +75,7 @@ class GroupCommit:
         self.stopwatch: Stopwatch = Stopwatch()
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread is in here already."""
+        """Return whether the calling thread is in here already."""
         return get_ident() in self._callers
 
     def commit(self) -> None:

@@ -17,20 +17,20 @@ _U64 = struct.Struct(">Q")
 
 
 def u16(view: memoryview, at: int) -> int:
-    """Give the two bytes at ``at`` as a big-endian number. This and those below raise
+    """Return the two bytes at ``at`` as a big-endian number. This and those below raise
     :class:`IndexError` (interpreted: :class:`struct.error`) where they are not within ``view``."""
     number: int = _U16.unpack_from(view, at)[0]
     return number
 
 
 def u32(view: memoryview, at: int) -> int:
-    """Give the four bytes at ``at`` as a big-endian number."""
+    """Return the four bytes at ``at`` as a big-endian number."""
     number: int = _U32.unpack_from(view, at)[0]
     return number
 
 
 def u64(view: memoryview, at: int) -> int:
-    """Give the eight bytes at ``at`` as a big-endian number."""
+    """Return the eight bytes at ``at`` as a big-endian number."""
     number: int = _U64.unpack_from(view, at)[0]
     return number
 
@@ -53,6 +53,6 @@ def put_record(
 
 
 def block_sums(data: memoryview, block: int) -> bytes:
-    """Give the xxh3 sums (64 bits, big-endian) of each ``block`` bytes, and of what is left."""
+    """Return the xxh3 sums (64 bits, big-endian) of each ``block`` bytes, and of what is left."""
     size = len(data)
     return b"".join([xxh3_64_digest(data[at : at + block]) for at in range(0, size, block)])

@@ -79,7 +79,7 @@ def store_word(into: mmap.mmap, at: int, word: int) -> None:
 
 
 def seal(record: bytes, at: int) -> bytes:
-    """Give ``record`` with the xxh3 sum (64 bits, big-endian) of all of it at ``at``. Raises
+    """Return ``record`` with the xxh3 sum (64 bits, big-endian) of all of it at ``at``. Raises
     :class:`IndexError` where it ends before."""
     if at + 8 > len(record):
         raise IndexError("the sum does not fit into the record")
@@ -129,8 +129,8 @@ def join_rows(
 
 
 def join_words(first: int, count: int) -> bytes:
-    """Give the eight bytes (big-endian) of ``first`` and of each of the ``count - 1`` numbers that
-    follow it."""
+    """Return the eight bytes (big-endian) of ``first`` and of each of the ``count - 1`` numbers
+    that follow it."""
     import numpy as np
 
     numbers = np.arange(count, dtype=np.uint64) + np.uint64(first)

@@ -42,7 +42,7 @@ _TURN = 63
 
 
 def _this_task() -> asyncio.Task[Any] | None:
-    """Give the task that runs; none where no loop runs, or in one of its callbacks."""
+    """Return the task that runs; none where no loop runs, or in one of its callbacks."""
     try:
         return asyncio.current_task()
     except RuntimeError:

@@ -21,7 +21,7 @@ class Settling(Protocol):
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
-        """Give a delivery back, to be delivered again."""
+        """Requeue a delivery, to be delivered again."""
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a delivery for good."""
@@ -122,7 +122,7 @@ class Delivery:
         await self._queue.ack(self)
 
     async def nack(self, *, delay: float | None = None, count: bool = True) -> None:
-        """Give back, to be delivered again; see :meth:`qindex.aio.queue.Queue.nack`."""
+        """Requeue the message, to be delivered again; see :meth:`qindex.aio.queue.Queue.nack`."""
         await self._queue.nack(self, delay=delay, count=count)
 
     async def reject(self, reason: str | None = None) -> None:

@@ -65,7 +65,7 @@ class Engine:
         return self._engine.closed
 
     async def queue(self, name: str, **settings: Any) -> Queue:
-        """Give the queue of this name; makes it when there is none.
+        """Return the queue of this name; makes it when there is none.
 
         ``settings`` as :meth:`qindex.engine.engine.Engine.queue` takes them. Raises as it does.
         """
@@ -79,7 +79,7 @@ class Engine:
         return known
 
     async def queue_names(self) -> list[str]:
-        """Give the names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         return await self._aside(self._engine.queue_names)
 
     async def delete_queue(self, name: str) -> int:
@@ -184,11 +184,11 @@ class Engine:
         await self._aside(self._engine.flush)
 
     async def stats(self) -> EngineStats:
-        """Give the figures of the store and of the queues that were used since it was opened."""
+        """Return the figures of the store and of the queues that were used since it was opened."""
         return await self._aside(self._engine.stats)
 
     async def compact(self) -> CompactionReport | None:
-        """Give the space of dead messages in the message store back now."""
+        """Return the space of dead messages in the message store back now."""
         return await self._aside(self._engine.compact)
 
     async def close(self, drain: float = 0) -> None:
@@ -338,5 +338,5 @@ def _first_of(
 
 
 def _is_over(queue: plain_queue.Queue) -> bool:
-    """Tell whether a queue was closed or deleted."""
+    """Return whether a queue was closed or deleted."""
     return queue._parts.state.lock.is_over()

@@ -98,7 +98,8 @@ class Port:
         asked.results += seqs
 
     def durable(self, queue: Queue) -> asyncio.Future[None]:
-        """Give a future that is resolved when all that was done to ``queue`` so far is on disk."""
+        """Return a future that is resolved when all that was done to ``queue`` so far is on
+        disk."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._asked.get(queue)
@@ -128,7 +129,7 @@ class Port:
                 waiting.resolve(error)
 
     def give_back(self, queue: Queue, delivery: Delivery, requeue: bool) -> asyncio.Future[None]:
-        """Give a future that is resolved when a delivery of a queue with a dead-letter queue was
+        """Return a future that is resolved when a delivery of a queue with a dead-letter queue was
         requeued or rejected, durably: many of them share their syncs."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -187,7 +188,7 @@ class Ports:
         self.noting: set[Port] = set()
 
     def is_used_beside(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Tell whether another loop, which is not closed, has used it."""
+        """Return whether another loop, which is not closed, has used it."""
         return any(one is not loop and not one.is_closed() for one in list(self._ports))
 
     async def let_go(self) -> None:
@@ -197,7 +198,7 @@ class Ports:
             await guard.aclose()
 
     def here(self) -> Port:
-        """Give that of the running loop."""
+        """Return that of the running loop."""
         loop = asyncio.get_running_loop()
         last = self._last
         if last is not None and last.loop() is loop:

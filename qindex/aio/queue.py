@@ -375,7 +375,7 @@ class Queue:
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> Consumer:
-        """Give messages as they come: ``async for delivery in queue.consume(prefetch=...)``.
+        """Return messages as they come: ``async for delivery in queue.consume(prefetch=...)``.
 
         ``stop()`` of the iterator that is returned ends it: it gives no more messages, and those
         that it gave can be settled. It ends as well when ``Engine.close(drain=...)`` begins.
@@ -441,7 +441,7 @@ class Queue:
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
-        """Give a message back: it is requeued, at its place, after ``delay`` seconds; see
+        """Requeue a message at its place, to be delivered after ``delay`` seconds; see
         :meth:`qindex.queue.queue.Queue.nack`. A cancellation is raised when it is done."""
         if (delay is None and count) or not isinstance(delivery, Delivery):
             await self._give_back(delivery, requeue=True)
@@ -555,7 +555,7 @@ class Queue:
         return self._queue.settings
 
     async def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
+        """Return the queue's figures at this moment."""
         return self._queue.stats()
 
     async def sync(self) -> None:
@@ -600,7 +600,7 @@ class Consumer(AsyncIterator[Delivery]):
         self.stopped: bool = False
 
     def stop(self) -> None:
-        """Give no more messages: the loop over this iterator ends.
+        """Deliver no more messages: the loop over this iterator ends.
 
         Messages that it gave can be settled as before. From any thread.
         """

@@ -281,7 +281,7 @@ class SharedQueue(Opens):
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> SharedConsumer:
-        """Give messages as they come; see :meth:`qindex.aio.queue.Queue.consume`."""
+        """Return messages as they come; see :meth:`qindex.aio.queue.Queue.consume`."""
         return SharedConsumer(self, prefetch, timeout, lease)
 
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
@@ -313,7 +313,7 @@ class SharedQueue(Opens):
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
-        """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue a message; see :meth:`qindex.queue.queue.Queue.nack`."""
         await self._settle(delivery, wire.NACK, *calls.nack_values(delay, count))
 
     async def cancel(self, seq_id: int) -> bool:
@@ -393,12 +393,12 @@ class SharedQueue(Opens):
         await self._call(ANY, wire.QUEUE_SYNC)
 
     async def settings(self) -> QueueSettings:
-        """Give the queue's settings."""
+        """Return the queue's settings."""
         found: QueueSettings = wire.from_plain((await self._call(ANY, wire.SETTINGS))[0])
         return found
 
     async def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
+        """Return the queue's figures at this moment."""
         found: QueueStats = wire.from_plain((await self._call(ANY, wire.QUEUE_STATS))[0])
         return found
 
@@ -427,7 +427,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
         self.stopped: bool = False
 
     def stop(self) -> None:
-        """Give no more messages: the loop over this iterator ends. On the loop's thread."""
+        """Deliver no more messages: the loop over this iterator ends. On the loop's thread."""
         self.stopped = True
         if self._link is not None:
             self._link.has_come.set()
@@ -636,7 +636,7 @@ class SharedEngine:
         return SharedTransaction(self)
 
     async def queue(self, name: str, **settings: Any) -> SharedQueue:
-        """Give the queue of this name; see :meth:`qindex.aio.engine.Engine.queue`."""
+        """Return the queue of this name; see :meth:`qindex.aio.engine.Engine.queue`."""
         checked_name(name)
         serializer = settings.pop("serializer", None)
         coder = None if serializer is None else coder_of(serializer)
@@ -652,7 +652,7 @@ class SharedEngine:
         return known
 
     async def queue_names(self) -> list[str]:
-        """Give the names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         names: list[str] = (await self._call(wire.QUEUE_NAMES))[0]
         return names
 
@@ -707,7 +707,7 @@ class SharedEngine:
         return seqs
 
     async def findings(self) -> list[Finding]:
-        """Give the findings of recovery, and damage that was met since."""
+        """Return the findings of recovery, and damage that was met since."""
         found: list[Finding] = wire.from_plain((await self._call(wire.FINDINGS))[0])
         return found
 
@@ -720,12 +720,12 @@ class SharedEngine:
         await self._call(wire.FLUSH)
 
     async def stats(self) -> EngineStats:
-        """Give the figures of the store and of the queues that the server has used."""
+        """Return the figures of the store and of the queues that the server has used."""
         found: EngineStats = wire.from_plain((await self._call(wire.STATS))[0])
         return found
 
     async def compact(self) -> CompactionReport | None:
-        """Give the space of dead messages in the message store back now."""
+        """Return the space of dead messages in the message store back now."""
         found: CompactionReport | None = wire.from_plain((await self._call(wire.COMPACT))[0])
         return found
 

@@ -114,7 +114,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
 
 
 def _time_left(error: WouldWaitError, deadline: float | None) -> float | None:
-    """Give the seconds left to wait for room. Raises ``error`` where there are none."""
+    """Return the seconds left to wait for room. Raises ``error`` where there are none."""
     left = time_left(deadline)
     if left is not None and left <= 0:
         error.room.count_refusal(error.count)

@@ -113,7 +113,7 @@ def _placeholder() -> int:
 
 
 def _is_there(module: str) -> bool:
-    """Tell whether a package is there, without importing any of it."""
+    """Return whether a package is there, without importing any of it."""
     try:
         _see(module)
     except ImportError:

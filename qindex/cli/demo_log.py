@@ -39,11 +39,11 @@ def note(fd: int, kind: int, thread: int, flags: int, number: int, seq: int) -> 
 
 
 def key_of(thread: int, number: int) -> str:
-    """Give the key of a message."""
+    """Return the key of a message."""
     return f"o-{thread}-{number}"
 
 
 def body_of(thread: int, number: int) -> bytes:
-    """Give the body of a message: a different one, of a different length, for each."""
+    """Return the body of a message: a different one, of a different length, for each."""
     text = f"order {number} of customer {thread};"
     return (text * (1 + number % 7)).encode()

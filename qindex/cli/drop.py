@@ -11,7 +11,7 @@ import typer
 from journal.errors import NotAStoreError, UsageError
 from msgstore import CompactionReport
 from qindex.cli.look import Directory, JsonOption, QueueName
-from qindex.cli.opening import open_here
+from qindex.cli.opening import known_queue, open_here
 from qindex.cli.output import print_result
 from qindex.view.reader import StoreReader
 
@@ -22,7 +22,7 @@ def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = 
     For a store that is not open, or that a server has. They are gone: no dead-letter queue gets
     them.
     """
-    name = _known(directory, queue)
+    name = known_queue(directory, queue)
     with open_here(directory) as engine:
         dropped = engine.queue(name).purge()
     print_result(as_json, {"queue": name, "purged": dropped}, f"purged {dropped} of {name}")
@@ -42,7 +42,7 @@ def delete_command(
     For a store that is not open, or that a server has. Without --force a queue that has messages
     is left as it is.
     """
-    name = _known(directory, queue)
+    name = known_queue(directory, queue)
     with open_here(directory) as engine:
         stats = engine.queue(name).stats()
         held = stats.ready + stats.unacked
@@ -55,7 +55,7 @@ def delete_command(
 
 
 def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
-    """Give the space of dead messages in the message store back now.
+    """Reclaim the space of dead messages in the message store.
 
     An engine at work does it by itself, in the background; this is for a store that is not open,
     or that a server has. Files without a live message are deleted; the live messages of files that
@@ -74,12 +74,3 @@ def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
         f"{report.files_written} written; the message store has {size} bytes, {live} live",
     )
     return 0
-
-
-def _known(directory: str, queue: str) -> str:
-    """Give the name of a queue that is there, in a store of ours. Raises :class:`UsageError`."""
-    store = StoreReader(directory)
-    name = store.queue(queue).name
-    if store.kind != "qindex":
-        raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node alone may change it")
-    return name

@@ -51,7 +51,7 @@ SMALL = (
 
 
 def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
-    """Give the rows of a file and what is wrong with it; ``None`` for a file of another kind.
+    """Return the rows of a file and what is wrong with it; ``None`` for a file of another kind.
 
     Raises :class:`StorageError` when it can't be read.
     """
@@ -71,7 +71,7 @@ def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
 
 
 def _row(data: bytes, record: str, offset: int = 0, /, **fields: Any) -> Row:
-    """Give the row of a record: the bytes ``data``, at ``offset``."""
+    """Return the row of a record: the bytes ``data``, at ``offset``."""
     return {"offset": offset, "length": len(data), "record": record, **fields}
 
 

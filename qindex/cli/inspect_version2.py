@@ -24,7 +24,7 @@ _PLACES = {0: "memory", 1: "message store", 2: "queue store"}
 
 
 def inspect_pair(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
-    """Give the rows of a ``.qi`` or ``.qs`` file and its findings; ``None`` for a file of another
+    """Return the rows of a ``.qi`` or ``.qs`` file and its findings; ``None`` for a file of another
     kind. The ``.qi`` file beside a ``.qs`` file names the messages in it.
 
     Raises :class:`StorageError` when it can't be read.

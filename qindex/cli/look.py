@@ -34,7 +34,7 @@ _OFFERED = re.compile(r"[\w.@:-]+")
 
 
 def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
-    """Give the names of queues that begin so, for a shell's completion.
+    """Return the names of queues that begin so, for a shell's completion.
 
     Names with characters that a shell may act on are left out: some shells take what they are
     offered as words of a command, and run what is in it.

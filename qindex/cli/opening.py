@@ -6,8 +6,10 @@ import os
 from typing import Any, Unpack
 
 import qindex
+from journal.errors import NotAStoreError
 from qindex.format import layout
 from qindex.options import OpenOptions
+from qindex.view.reader import StoreReader
 
 
 def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngine:
@@ -15,6 +17,16 @@ def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngin
     passing: Any = served(directory) or options
     engine: qindex.AnyEngine = qindex.open(directory, **passing)
     return engine
+
+
+def known_queue(directory: str, queue: str) -> str:
+    """Return the name of a queue that is there, in a store of ours, and make nothing. Raises
+    :class:`StoreError`."""
+    store = StoreReader(directory)
+    name = store.queue(queue).name
+    if store.kind != "qindex":
+        raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node alone may change it")
+    return name
 
 
 def served(directory: str) -> dict[str, Any]:

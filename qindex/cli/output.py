@@ -75,7 +75,7 @@ def print_findings(findings: Iterable[Finding]) -> int:
 
 
 def delivery_json(delivery: Delivery) -> dict[str, Any]:
-    """Give a message as ``consume --json`` prints it."""
+    """Return a message as ``consume --json`` prints it."""
     message = delivery.message
     return {
         "seq_id": delivery.seq_id,

@@ -10,7 +10,7 @@ import typer
 
 from journal.errors import UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName
-from qindex.cli.opening import open_here
+from qindex.cli.opening import known_queue, open_here
 from qindex.cli.output import print_json, print_line
 from qindex.view.queue_view import Row
 from qindex.worker.redriving import deaths_of
@@ -49,10 +49,9 @@ def redrive_command(
     given again.
     """
     wanted = _filter_of(filters or [])
+    name = known_queue(directory, queue)
     with open_here(directory) as engine:
-        if queue not in engine.queue_names():
-            raise UsageError(f"{directory}: there is no queue {queue!r}")
-        report = engine.queue(queue).redrive(to=to, filter=wanted, rate=rate, dry_run=dry_run)
+        report = engine.queue(name).redrive(to=to, filter=wanted, rate=rate, dry_run=dry_run)
     if as_json:
         left = {"filtered": report.filtered, "without_origin": report.without_origin}
         left["not_ready"] = report.not_ready

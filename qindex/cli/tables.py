@@ -30,7 +30,7 @@ _INDENT = "    "
 
 
 def width() -> int | None:
-    """Give the columns of the terminal, or what COLUMNS says; ``None`` where neither is there."""
+    """Return the columns of the terminal, or what COLUMNS says; ``None`` where neither is there."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
         return None
     return shutil.get_terminal_size().columns
@@ -139,7 +139,7 @@ def _print_wide(found: Sequence[QueueSummary]) -> None:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Give lines: the first column to the left, figures to the right."""
+    """Return lines: the first column to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

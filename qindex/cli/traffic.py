@@ -128,7 +128,7 @@ def _publisher(
     priority: int | None,
     confirm: bool,
 ) -> Callable[[list[bytes]], range]:
-    """Give the function that publishes a batch, all of it or nothing: one append for all. It does
+    """Return the function that publishes a batch, all of it or nothing: one append for all. It does
     not wait for room: unless a server has the store open, no other process makes any."""
 
     def publish(bodies: list[bytes]) -> range:
@@ -175,7 +175,7 @@ def _as_many_as_fit(
 
 
 def _batches(files: list[Path], lines: bool | None) -> Iterator[list[bytes]]:
-    """Give the bodies, as many at a time as there are to be had without waiting."""
+    """Yield the bodies, as many at a time as there are to be had without waiting."""
     if not files:
         stream: Any = sys.stdin.buffer
         if lines is False:

@@ -88,7 +88,8 @@ def worker_command(
         bool, typer.Option("--until-empty", help="End when no message is ready.")
     ] = False,
 ) -> int:
-    """Run a handler for each message of a queue, until SIGTERM or SIGINT.
+    """Run a handler for each message of a queue, until SIGTERM or SIGINT; makes both store and
+    queue.
 
     A handler that raises has its message delivered again after a pause; after its last attempt it
     goes to the dead-letter queue. Other processes can use the store meanwhile. A second signal

@@ -91,7 +91,7 @@ class SharedEngine:
         max_priority: int | Unset | None = None,
         serializer: str | Serializer | None = None,
     ) -> SharedQueue:
-        """Give the queue of this name; see :meth:`qindex.engine.engine.Engine.queue`."""
+        """Return the queue of this name; see :meth:`qindex.engine.engine.Engine.queue`."""
         given = {
             "message_ttl": message_ttl,
             "max_length": max_length,
@@ -131,7 +131,7 @@ class SharedEngine:
         return True
 
     def queue_names(self) -> list[str]:
-        """Give the names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         names: list[str] = self._home.call(None, ANY, wire.QUEUE_NAMES)[0]
         return names
 
@@ -232,12 +232,12 @@ class SharedEngine:
         self._home.call(None, ANY, wire.FLUSH)
 
     def stats(self) -> EngineStats:
-        """Give the figures of the store and of the queues that the server has used."""
+        """Return the figures of the store and of the queues that the server has used."""
         found: EngineStats = wire.from_plain(self._home.call(None, ANY, wire.STATS)[0])
         return found
 
     def compact(self) -> CompactionReport | None:
-        """Give the space of dead messages in the message store back now."""
+        """Reclaim the space of dead messages in the message store."""
         found: CompactionReport | None = wire.from_plain(
             self._home.call(None, ANY, wire.COMPACT)[0]
         )

@@ -33,7 +33,7 @@ class AnyConsumer(Protocol):
     def __iter__(self) -> Iterator[Delivery]: ...
     def __next__(self) -> Delivery: ...
     def stop(self) -> None:
-        """Give no more messages."""
+        """Deliver no more messages."""
 
 
 class AnyQueue(Protocol):

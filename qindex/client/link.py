@@ -72,7 +72,7 @@ class Link:
 
     def exchange(self, request: tuple[Any, ...], queue: int | None = None) -> list[Any]:
         """Make a request as :meth:`request` does. Its first item, a generation, is left out, and
-        the number of a ``queue`` goes behind the verb."""
+        the number of a ``queue`` goes after the verb."""
         self._number = number = self._number + 1
         data = frames.frame_of(number, queue, request)
         if data is None:
@@ -167,7 +167,7 @@ def _gone() -> NoReturn:
 
 class Opens:
     """A queue of the client. ``at``: the session that its number is of, and the number, which
-    stands behind the verb of a request."""
+    follows the verb of a request."""
 
     __slots__ = ("_home", "at", "name")
 
@@ -227,7 +227,7 @@ class Home:
             return self._connect()
 
     def give(self, link: Link) -> None:
-        """Give a connection back whose replies have all been read."""
+        """Return a connection whose replies have all been read."""
         if link.generation == self.generation and not self.is_closed:
             self._idle.append(link)
         else:
@@ -326,7 +326,7 @@ class Home:
         """Make a request, again where no server got it. Return the values of its reply.
 
         Args:
-            queue: The queue whose number goes behind the verb (:class:`Opens`), or None.
+            queue: The queue whose number goes after the verb (:class:`Opens`), or None.
             request: The session that holds what it is about, or :data:`ANY`; the verb; and the
                 other arguments.
 

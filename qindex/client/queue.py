@@ -85,7 +85,7 @@ class SharedOwner(Owner):
         self.settle(delivery, _ACK)
 
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
-        """Give it back, to be delivered again."""
+        """Requeue it, to be delivered again."""
         self.settle(delivery, wire.NACK, calls.nack_values(delay, count))
 
     def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
@@ -305,7 +305,7 @@ class SharedQueue(Opens):
         return int(self._call(ANY, wire.ACK_UP_TO, seq_id)[0])
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
-        """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue a message; see :meth:`qindex.queue.queue.Queue.nack`."""
         self._owner_of(delivery).nack(delivery, delay, count)
 
     def cancel(self, seq_id: int) -> bool:
@@ -365,7 +365,7 @@ class SharedQueue(Opens):
         self._call(ANY, wire.QUEUE_SYNC)
 
     def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
+        """Return the queue's figures at this moment."""
         found: QueueStats = wire.from_plain(self._call(ANY, wire.QUEUE_STATS)[0])
         return found
 
@@ -400,15 +400,25 @@ class SharedConsumer:
         self._is_waiting = False
 
     def stop(self) -> None:
-        """Give no more messages: the loop over this iterator ends.
+        """Deliver no more messages: the loop over this iterator ends.
 
         Messages that it gave can be settled as before. From any thread, and in a signal's handler.
         """
         self.stopped = True
         link = self._link
-        if self._is_waiting and link is not None:
+        if link is None:
+            return
+        if self._is_waiting:
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RD)
+        elif self._busy.acquire(False):
+            # The loop's body runs. Otherwise the server would send this consumer messages that are
+            # given back meanwhile, and no other one would get them before the body ends.
+            try:
+                self._link = None
+                self._leave(link)
+            finally:
+                self._busy.release()
 
     def __iter__(self) -> SharedConsumer:
         return self
@@ -467,7 +477,8 @@ class SharedConsumer:
     def _await_one(self, deadline: float | None) -> bool:
         """Wait for a message; false when the time is up, or it was stopped."""
         link = self._link
-        assert link is not None
+        if link is None:
+            return False  # it was stopped at this moment
 
         def make(request: Request) -> Any:
             if len(request) > 1:
@@ -517,10 +528,7 @@ class SharedConsumer:
         if link is not None:
             home = self._queue._home
             if self.stopped or not link.is_clean:
-                # Nothing more is read from it.
-                with suppress(UnsentError):
-                    link.tell(wire.CANCEL, ahead.last_tag)
-                link.close()
+                self._leave(link)
                 return
             try:
                 link.request(wire.CANCEL, ahead.last_tag)
@@ -529,6 +537,12 @@ class SharedConsumer:
                 return
             link.pushed.clear()
             home.give(link)
+
+    def _leave(self, link: Link) -> None:
+        """Let the server have what was not handed out. Nothing more is read from the link."""
+        with suppress(UnsentError):
+            link.tell(wire.CANCEL, self._ahead.last_tag)
+        link.close()
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and getattr(self, "_link", None) is not None:

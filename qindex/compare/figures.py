@@ -59,7 +59,7 @@ class Figure:
         return (self.high - self.low) / self.median if self.median else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the object that ``--json`` prints."""
+        """Return the object that ``--json`` prints."""
         names = ("key", "title", "unit", "better", "contender", "median", "low", "high", "rounds")
         return {name: getattr(self, name) for name in names}
 

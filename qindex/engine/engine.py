@@ -262,7 +262,7 @@ class Engine:
             remove()
 
     def _is_there(self, raw: bytes) -> bool:
-        """Tell whether there is a queue of this name."""
+        """Return whether there is a queue of this name."""
         hashed = directory_name(self._vhost, raw)
         if hashed in self._awake or hashed in self._resting:
             return True
@@ -311,7 +311,7 @@ class Engine:
         max_priority: int | Unset | None = None,
         serializer: str | Serializer | None = None,
     ) -> Queue:
-        """Give the queue of this name; makes it when there is none.
+        """Return the queue of this name; makes it when there is none.
 
         The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
         docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
@@ -690,7 +690,7 @@ class Engine:
         return [level for queue in self._awake_queues() for level in queue._parts.levels]
 
     def queue_names(self) -> list[str]:
-        """Give the names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         with self._lock:
             names = {queue.name for queue in self._awake.values()}
             for hashed, resting in self._resting.items():
@@ -773,7 +773,7 @@ class Engine:
         remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
 
     def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
-        """Give the ids of the messages that a queue has in the message store."""
+        """Return the ids of the messages that a queue has in the message store."""
         if not self._messages.in_use:
             return []
         try:
@@ -1020,7 +1020,7 @@ class Engine:
         )
 
     def stats(self) -> EngineStats:
-        """Give the figures of the store and of the queues that were used since it was opened."""
+        """Return the figures of the store and of the queues that were used since it was opened."""
         with self._lock:
             queues = self._awake_queues()
             return EngineStats(
@@ -1033,7 +1033,7 @@ class Engine:
             )
 
     def compact(self) -> CompactionReport | None:
-        """Give the space of dead messages in the message store back now; ``None`` where there is
+        """Reclaim the space of dead messages in the message store; ``None`` where there is
         no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
         with self._calls.here():
             return self._messages.compact()

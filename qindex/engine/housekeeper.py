@@ -80,7 +80,7 @@ class Housekeeper:
                 self._crowded = True
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread is this one."""
+        """Return whether the calling thread is this one."""
         return self._thread.is_mine()
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class Housekeeper:
                 look_at = now if more else monotonic() + tick
 
     def _is_time(self, queue: Flusher) -> bool:
-        """Tell whether a queue that asked should be flushed now: its burst has ended, or its
+        """Return whether a queue that asked should be flushed now: its burst has ended, or its
         journal has grown too far to wait for that."""
         if not queue.is_due():
             del self._asked[queue]

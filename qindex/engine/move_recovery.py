@@ -194,7 +194,7 @@ def _remove(fs: FileSystem, path: str) -> None:
 
 
 def _moved(intent: Intent, target: QueueParts) -> list[int]:
-    """Give the seq_ids, in the source, of the messages that are found in the target."""
+    """Return the seq_ids, in the source, of the messages that are found in the target."""
     found = (_message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
     return [
         seq
@@ -204,7 +204,7 @@ def _moved(intent: Intent, target: QueueParts) -> list[int]:
 
 
 def _message_id(index: QueueIndex, seq: int) -> bytes | None:
-    """Give the message id of an entry that is not acknowledged."""
+    """Return the message id of an entry that is not acknowledged."""
     if not _holds(index, seq):
         return None
     segment = index.segment_of(seq)

@@ -144,7 +144,7 @@ class Moves:
         self._closed = False
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread is in the middle of a move."""
+        """Return whether the calling thread is in the middle of a move."""
         return self.lock.is_mine() or self._rounds.is_mine()
 
     def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool = True) -> None:
@@ -260,7 +260,7 @@ class Moves:
 
     @staticmethod
     def _next(target: QueueParts, left: list[Letter], most: int) -> list[Letter]:
-        """Give the first of these, equally persistent and of one level of the target, ``most`` at
+        """Return the first of these, equally persistent and of one level of the target, ``most`` at
         the most."""
         _, group = next(
             groupby(left, lambda one: (one.persistent, id(target.level_for(one.message))))

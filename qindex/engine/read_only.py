@@ -84,7 +84,7 @@ class ReadOnlyQueue:
         return self._reader.settings()
 
     def stats(self) -> QueueSummary:
-        """Give the figures that the queue's files tell. O(size of the files)."""
+        """Return the figures that the queue's files tell. O(size of the files)."""
         self._engine._check_open()
         return self._reader.summary()
 
@@ -143,19 +143,19 @@ class ReadOnlyEngine:
         return self.reader.findings
 
     def queue(self, name: str) -> ReadOnlyQueue:
-        """Give the queue of this name. Raises :class:`UsageError` when there is none."""
+        """Return the queue of this name. Raises :class:`UsageError` when there is none."""
         self._check_open()
         if not isinstance(name, str):
             raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
         return ReadOnlyQueue(self, self.reader.queue(name))
 
     def queue_names(self) -> list[str]:
-        """Give the names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         self._check_open()
         return self.reader.queue_names()
 
     def stats(self) -> ReadOnlyStats:
-        """Give the figures of all queues. O(size of the store's index files)."""
+        """Return the figures of all queues. O(size of the store's index files)."""
         self._check_open()
         return ReadOnlyStats(self.directory, tuple(self.reader.queues()))
 

@@ -94,7 +94,7 @@ class Follower:
         self._fs = fs = beneath(fs, directory)
         self._stopped = False
         self._giver = Giver(fs, directory, self._report)
-        # Messages that were read and not given yet, and what comes behind them.
+        # Messages that were read and not given yet, and what comes after them.
         self._ready: Iterator[Delivery] = iter(())
         self._pieces: deque[Piece | Gap] = deque()
         self._queue_fd = -1
@@ -130,7 +130,7 @@ class Follower:
                 return
 
     def get(self, timeout: float | None = None) -> Delivery | None:
-        """Give the next message, or ``None`` when none came within ``timeout`` seconds (``None``:
+        """Return the next message, or ``None`` when none came within ``timeout`` seconds (``None``:
         wait for ever), or after :meth:`stop`. Raises as iteration does."""
         while not self._stopped:
             for delivery in self._ready:
@@ -187,7 +187,7 @@ class Follower:
         return False
 
     def _may_grow(self) -> bool:
-        """Tell whether what is lined up is a gap that may go on in the next segment file."""
+        """Return whether what is lined up is a gap that may go on in the next segment file."""
         is_gap = len(self._pieces) == 1 and isinstance(self._pieces[0], Gap)
         return is_gap and self._next < self._behind_until and self._failure is None
 
@@ -201,7 +201,7 @@ class Follower:
     # -- looking --------------------------------------------------------------------------------
 
     def _may_come(self, error: StoreError) -> bool:
-        """Tell whether the queue that was not found may be made yet."""
+        """Return whether the queue that was not found may be made yet."""
         try:
             names = self._fs.listdir(self.directory)
         except FileNotFoundError:
@@ -266,7 +266,7 @@ class Follower:
             self._silent_below = max(self._silent_below, self._behind_until)
 
     def _published(self, one: QueueDirectory, store: StoreReader) -> int:
-        """Give one above the highest seq_id that was given out, of about now."""
+        """Return one above the highest seq_id that was given out, of about now."""
         self._journal.attach()
         seen = self._segments.end() or 0
         while (piece := self._journal.read()) is not None:

@@ -28,12 +28,12 @@ class Giver:
         self._plain: list[bytes] = []
 
     def stop(self) -> None:
-        """Give no more, of what is being given neither. From any thread."""
+        """Stop, in the middle of a message, too. From any thread."""
         self._stopped = True
         self._plain.clear()
 
     def deliveries(self, piece: Piece) -> Iterator[Delivery]:
-        """Give the messages of a piece whose records are sound, one by one."""
+        """Return the messages of a piece whose records are sound, one by one."""
         found = decode(piece)
         if found.is_plain:
             # Nothing of ours runs between two of them: it would cost as much as they do.
@@ -48,7 +48,7 @@ class Giver:
         return iter(partial(self._next, rows), None)
 
     def _next(self, rows: deque[tuple[int, bytes, int | Entry]]) -> Delivery | None:
-        """Give the delivery of the first row, or of the next that can be given; ``None`` at the
+        """Return the delivery of the first row, or of the next that can be given; ``None`` at the
         end. One that could not be given (the system refused) is tried again by the next call."""
         while rows and not self._stopped:
             seq, body, extra = rows[0]

@@ -1,6 +1,6 @@
 """The end of a queue's journal, read as its writer appends, from another process.
 
-No lock is taken, and the file is never mapped: the writer may cut it, and touching a map behind
+No lock is taken, and the file is never mapped: the writer may cut it, and touching a map past
 the end of its file kills a process. All records of one look belong to one life of the journal: the
 journal starts with the record it started with before and after (see
 :mod:`qindex.recovery.point_in_time`).
@@ -126,7 +126,7 @@ class JournalTail:
             return pread_all(self._fs, self._fd, length, offset)
 
     def read(self, known: int = 0) -> Piece | None:
-        """Give the publish records behind those that were given, some at a time; those of seq_ids
+        """Return the publish records after those that were given, some at a time; those of seq_ids
         below ``known`` are passed over.
 
         ``None``: nothing whole is there. A piece may be empty: deliveries and acks only.
@@ -149,7 +149,7 @@ class JournalTail:
             if plain is not None:
                 piece = plain
             elif len(wrong := np.flatnonzero(~sound_records(piece))):
-                # It is being written, and all that seems to be behind it.
+                # It is being written, and all that seems to be after it.
                 end = int(piece.payloads[wrong[0]]) - ACTION_SIZE
                 piece = piece.take(slice(0, int(wrong[0])))
             is_full = len(data) == self._size
@@ -167,12 +167,12 @@ class JournalTail:
         return piece
 
     def _is_long(self, data: bytes) -> bool:
-        """Tell whether one record is longer than the bytes that were read."""
+        """Return whether one record is longer than the bytes that were read."""
         at = ACTION_SIZE + _EMBEDDED_AT
         return data[0] & 0x80 == 0 and int.from_bytes(data[at : at + 4], "big") > len(data)
 
     def _has_same_start(self, data: bytes, walk: Walk) -> bool:
-        """Tell whether what was read is of the journal that reading began with."""
+        """Return whether what was read is of the journal that reading began with."""
         if self._position:
             return self._is_same()
         self._start = data[: PUBLISH_HEAD_SIZE if walk.kinds[0] < DELIVER else ACTION_SIZE]
@@ -182,11 +182,11 @@ class JournalTail:
         return False
 
     def unread(self) -> bytes:
-        """Give what is there and can't be read: some bytes of it, empty for none."""
+        """Return what is there and can't be read: some bytes of it, empty for none."""
         return self._pread(_PROBE, self._position).rstrip(b"\0") if self._fd >= 0 else b""
 
     def skip_damage(self) -> Piece | None:
-        """Go on behind bytes that stay unreadable, if sound records follow; gives those."""
+        """Go on after bytes that stay unreadable, if sound records follow; gives those."""
         size = self._fs.fstat(self._fd).st_size
         data = self._pread(max(size - self._position, 0), self._position)
         seq_file = SeqFile(self._fs, os.path.join(self._directory, SEQ_FILE_NAME), Poison())
@@ -200,7 +200,7 @@ class JournalTail:
 
 
 def _without_unfinished(data: bytes, walk: Walk) -> Walk:
-    """Leave out an append that is under way, and what seems to be behind it: its start is stored
+    """Leave out an append that is under way, and what seems to be after it: its start is stored
     last (:mod:`journal.journal`), and until then it looks like seq_id 0."""
     first = np.flatnonzero((walk.seqs == 0) & (walk.kinds < DELIVER))
     for index in first.tolist():

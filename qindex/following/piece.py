@@ -43,7 +43,7 @@ class Piece:
         return len(self.seqs)
 
     def take(self, chosen: slice | Bools | I64) -> Piece:
-        """Give the chosen records."""
+        """Return the chosen records."""
         return Piece(
             self.data,
             self.kinds[chosen],

@@ -98,7 +98,7 @@ class PriorityFollower(Follower):
             yield delivery
 
     def get(self, timeout: float | None = None) -> Delivery | None:
-        """Give the next message, or ``None`` when none came within ``timeout`` seconds (``None``:
+        """Return the next message, or ``None`` when none came within ``timeout`` seconds (``None``:
         wait for ever), or after :meth:`stop`. Raises as iteration does."""
         deadline = deadline_after(timeout)
         while not self._stopped:

@@ -25,7 +25,7 @@ class SegmentFiles:
         self._count = entry_count
 
     def sizes(self) -> dict[int, tuple[int, int]]:
-        """Give inode and size, in bytes, of each file, by its number, ascending."""
+        """Return inode and size, in bytes, of each file, by its number, ascending."""
         found: dict[int, tuple[int, int]] = {}
         for number in self._numbers():
             path = self._path(number)
@@ -52,7 +52,7 @@ class SegmentFiles:
         return os.path.join(self._directory, file_name(number))
 
     def publishes(self, number: int) -> Piece | None:
-        """Give all publish records of a segment, acknowledged or not; ``None`` when it is gone.
+        """Return all publish records of a segment, acknowledged or not; ``None`` when it is gone.
 
         One that a flush is writing is left out, and so is what is damaged beyond correction.
         O(bytes of the file).
@@ -75,7 +75,7 @@ class SegmentFiles:
         )
 
     def end(self) -> int | None:
-        """Give one above the highest seq_id in the files; ``None`` when they hold none."""
+        """Return one above the highest seq_id in the files; ``None`` when they hold none."""
         for number in reversed(self._numbers()):
             piece = self.publishes(number)
             if piece is not None and len(piece):
@@ -83,5 +83,5 @@ class SegmentFiles:
         return None
 
     def next_number(self, number: int) -> int | None:
-        """Give the lowest segment that is there, from ``number`` on."""
+        """Return the lowest segment that is there, from ``number`` on."""
         return min((one for one in self._numbers() if one >= number), default=None)

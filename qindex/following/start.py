@@ -74,7 +74,7 @@ def follow_store(
 
 
 def _has_priorities(directory: str, queue: str, fs: FileSystem) -> bool:
-    """Tell whether there is a store with a priority queue of this name."""
+    """Return whether there is a store with a priority queue of this name."""
     try:
         store = StoreReader(directory, fs)
         found = store.queue(queue).directories[0]

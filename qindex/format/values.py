@@ -93,7 +93,8 @@ _NAMED = {
     "msgpack": Coder(
         "application/msgpack",
         lambda value: bytes(msgpack.packb(value, default=_plain)),
-        lambda data: msgpack.unpackb(data, timestamp=3),
+        # Keys of maps that are not text are written, so they have to be read.
+        lambda data: msgpack.unpackb(data, timestamp=3, strict_map_key=False),
     ),
     "unsafe-pickle": Coder("application/x-python-pickle", pickle.dumps, pickle.loads),
 }
@@ -138,8 +139,10 @@ def coded(coder: Coder | None, messages: Iterable[Any]) -> Iterable[Any]:
 def value_of(message: Message) -> Any:
     """Return the value of a message's body. Raises :class:`UsageError`."""
     kind = message.properties.get("content_type")
-    name = kind.partition(";")[0].strip().lower() if isinstance(kind, str) else ""
-    coder = _KNOWN.get(name) or _KNOWN.get(str(kind))
+    coder = None
+    if isinstance(kind, str):
+        # A coder may name its parameters. Other ones, such as a charset, are not looked at.
+        coder = _KNOWN.get(kind) or _KNOWN.get(kind.partition(";")[0].strip().lower())
     if coder is None:
         if kind is None:
             raise UsageError("the message has no content type: its body is bytes")

@@ -3,7 +3,7 @@
 A flush has three parts, so that publishers wait for none of the disk's work:
 
 1. *Plan*, under the queue's lock: copy the state maps of the dirty segments (16 KiB each) and note
-   how far the journal goes. Publishers go on appending behind that point.
+   how far the journal goes. Publishers go on appending after that point.
 2. *Write*, without the lock (:func:`write_plan`): delete the files of segments in which nothing is
    unacknowledged (first, for the disk may be full); append to the others, in ascending order, what
    their files do not have, and sync them.

@@ -94,7 +94,7 @@ class IndexReader:
         self._reading = self.tail
 
     def segment_of(self, seq_id: int) -> Segment:
-        """Give the loaded segment of a seq_id that was published. Raises as :meth:`load`."""
+        """Return the loaded segment of a seq_id that was published. Raises as :meth:`load`."""
         number = seq_id // self.entry_count
         segment: Segment | None = self.segments.get(number)
         if segment is None:
@@ -118,7 +118,7 @@ class IndexReader:
         path, scan = self._scan(segment)
         segment.packed = b""
         segment.load(scan.filed, *scan.located())
-        segment.verified = self._kept(scan)
+        self._keep(segment, scan)
         self.report(scan.findings)
         if segment.unacked != unacked:
             self._live_before += segment.unacked - unacked
@@ -153,6 +153,7 @@ class IndexReader:
     def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
         path = segment_path(self.directory, segment.number)
         number, count = segment.number, self.entry_count
+        self._turn_to(segment)
         if not segment.file_size:
             return path, empty_scan(number, count)
         try:
@@ -162,9 +163,9 @@ class IndexReader:
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
 
-    def _kept(self, scan: SegmentScan) -> ReadBuffer:
-        """Give the bytes that are kept while the segment is read."""
-        return scan.data if scan.size <= _KEPT_BYTES else b""
+    def _keep(self, segment: Segment, scan: SegmentScan) -> None:
+        """Keep the bytes of the segment that is read."""
+        segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
 
     def place(self, segment: Segment) -> None:
         """Find out where in its file the records of a loaded segment stand."""
@@ -172,14 +173,14 @@ class IndexReader:
             _, scan = self._scan(segment)
             offsets, segment.lengths = scan.located()
             segment.offsets = offsets
-            segment.verified = self._kept(scan)
+            self._keep(segment, scan)
             self.report(scan.findings)
             if ((np.frombuffer(segment.filed, np.uint8) != ABSENT) & (offsets < 0)).any():
                 # Damaged since it was written: a read of such an entry finds nothing there.
                 quarantine_findings(self.fs, scan.findings)
 
     def trim(self, keep: tuple[Segment, ...], next_fetch: int) -> None:
-        """Give back the maps of segments that are not in use; those in ``keep``, and that of seq_id
+        """Release the maps of segments that are not in use; those in ``keep``, and that of seq_id
         ``next_fetch``, are in use."""
         reading = next_fetch // self.entry_count
         for segment in self.segments.values():
@@ -198,7 +199,7 @@ class IndexReader:
 
         Gives them, and the seq_id to go on from; ``None`` when there are none. Entries come from
         one segment and one file (journal or segment) at a time, about 1 MiB at the most.
-        Raises :class:`DamageError` as :meth:`load` (asking again goes on behind), and
+        Raises :class:`DamageError` as :meth:`load` (asking again goes on after it), and
         :class:`StorageError`.
         """
         if self.next_seq - start <= FEW:
@@ -278,7 +279,7 @@ class IndexReader:
         return window.bodies[0], window.extras[0]
 
     def last_ready(self, below: int | None = None) -> int | None:
-        """Give the highest seq_id (under ``below``) of an entry that is ready."""
+        """Return the highest seq_id (under ``below``) of an entry that is ready."""
         for number in reversed(self.segments):
             segment = self.segments[number]
             if below is not None and segment.base >= below:
@@ -327,7 +328,7 @@ class IndexReader:
 
     def read(self, segment: Segment, rels: I64) -> tuple[Window, int]:
         """Read these entries of a loaded segment, ascending, or the first of them: those in one
-        file, about 1 MiB. Gives them, and the seq_id behind the last."""
+        file, about 1 MiB. Gives them, and the seq_id after the last."""
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
         changes = np.flatnonzero(in_file != in_file[0])
         if len(changes):
@@ -380,7 +381,7 @@ class IndexReader:
     def _bytes_from(
         self, segment: Segment, offsets: I64, lengths: I64
     ) -> tuple[ReadBuffer, int, bool]:
-        """Give bytes that hold these records, the file offset of the first byte, and whether
+        """Return bytes that hold these records, the file offset of the first byte, and whether
         the records' checksums were verified when they were read."""
         self._turn_to(segment)
         if int((offsets + lengths).max()) <= len(segment.verified):
@@ -388,7 +389,7 @@ class IndexReader:
         return *self._pread(segment, offsets, lengths), False
 
     def _turn_to(self, segment: Segment) -> None:
-        """Keep the bytes of no other segment than the one that is read now."""
+        """Drop the bytes of the segment that was read before this one."""
         if segment is not self._reading:
             self._reading.verified = b""
             self._reading = segment
@@ -426,7 +427,7 @@ class IndexReader:
         return self.journal.path, self.positions[seq_id - self.positions_base]
 
     def bytes_of(self, seq_id: int) -> bytes:
-        """Give the bytes of the publish record of a seq_id, as they stand in its file."""
+        """Return the bytes of the publish record of a seq_id, as they stand in its file."""
         segment = self.segment_of(seq_id)
         rel = seq_id - segment.base
         if segment.filed[rel] != ABSENT:
@@ -446,7 +447,7 @@ class IndexReader:
         return bytes(data[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]])
 
     def stored_ids(self, segment: Segment, rels: I64) -> list[bytes]:
-        """Give the message ids of those entries (published, of a loaded segment) whose messages
+        """Return the message ids of those entries (published, of a loaded segment) whose messages
         are in the message store."""
         if not len(rels):
             return []
@@ -472,7 +473,7 @@ class IndexReader:
         return [msg_id for _, msg_id in found]
 
     def all_stored_ids(self) -> list[bytes]:
-        """Give the message ids of all entries not acknowledged whose messages are in the message
+        """Return the message ids of all entries not acknowledged whose messages are in the message
         store, of those that can be read. Reads all segments."""
         found: list[bytes] = []
         for segment in self.segments.values():
@@ -529,7 +530,7 @@ def _window(spans: I64) -> int:
 
 
 def _gone(segment: Segment, rels: I64) -> tuple[Window, int]:
-    """Give what is read of one entry whose record is no longer found in its file."""
+    """Return what is read of one entry whose record is no longer found in its file."""
     seqs = rels + segment.base
     states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
     entry = Entry(bytes(16), 0, 0, None, damage="its record is no longer found in the file")
@@ -548,5 +549,5 @@ def _with_middle(middle: bytes) -> Reader:
 
 
 def _sizes_at(data: ReadBuffer, places: I64) -> I64:
-    """Give the sizes, of four bytes each, that stand at these places."""
+    """Return the sizes, of four bytes each, that stand at these places."""
     return column(gather_bytes(data, places, 4), 0, ">u4").astype(np.int64)

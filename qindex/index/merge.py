@@ -59,7 +59,7 @@ class JournalRecords:
         self._sorted_seqs = steps.seqs[self._by_seq]
 
     def segment_numbers(self, entry_count: int) -> list[int]:
-        """Give the numbers of the segments that the journal has records of, ascending."""
+        """Return the numbers of the segments that the journal has records of, ascending."""
         return segment_numbers(self._walk.seqs, entry_count)
 
     def merge_into(self, states: U8, base: int) -> Merged:
@@ -87,7 +87,7 @@ class JournalRecords:
         acks = (kinds == ACK) & ~unknown
         acked_rels = set(rels[kinds == ACK].tolist())
         for index in np.flatnonzero((kinds == DELIVER) & unknown).tolist():
-            # With its ack behind it, it comes of a crash after the deletion of a segment.
+            # With its ack after it, it comes of a crash after the deletion of a segment.
             if int(rels[index]) not in acked_rels:
                 what = f"deliver of seq_id {base + int(rels[index])}, never published"
                 findings.append(self._finding(at[index], what, "dropped; no message is lost"))

@@ -126,7 +126,7 @@ class Messages:
         return self._opened is not None
 
     def new_id(self, size: int) -> bytes:
-        """Give an id for a message with a body of ``size`` bytes, that no other message has; see
+        """Return an id for a message with a body of ``size`` bytes, that no other message has; see
         :mod:`qindex.format.stored_id`."""
         count = next(self._count)
         if count and not count % COUNTS:
@@ -180,7 +180,7 @@ class Messages:
         return read
 
     def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
-        """Give a record as it stands on disk, with its file and offset, however damaged.
+        """Return a record as it stands on disk, with its file and offset, however damaged.
 
         Raises :class:`msgstore.MissingMessageError`, :class:`StorageError`.
         """
@@ -215,7 +215,7 @@ class Messages:
             self._opened.sync()
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a :meth:`sync`."""
+        """Return whether the calling thread is in the middle of a :meth:`sync`."""
         return self._opened is not None and self._opened.is_syncing_here()
 
     def compact(self) -> CompactionReport | None:
@@ -227,7 +227,7 @@ class Messages:
         return None if self._opened is None else self._opened.stats()
 
     def is_this_thread(self) -> bool:
-        """Tell whether the calling thread is one that reclaims in the background."""
+        """Return whether the calling thread is one that reclaims in the background."""
         return self._opened is not None and self._opened.is_compaction_thread()
 
     def rest(self) -> None:
@@ -236,7 +236,7 @@ class Messages:
             self._opened.stop_compaction()
 
     def snapshot(self) -> bytes | None:
-        """Give the store's part of the clean-shutdown snapshot."""
+        """Return the store's part of the clean-shutdown snapshot."""
         return None if self._opened is None else self._opened.snapshot()
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class Messages:
 
 
 def has_message_store(fs: FileSystem, directory: str) -> bool:
-    """Tell whether a store directory has a persistent message store. Raises :class:`OSError`."""
+    """Return whether a store directory has a persistent message store. Raises :class:`OSError`."""
     try:
         fs.stat(os.path.join(directory, PERSISTENT_DIRECTORY))
     except FileNotFoundError:

@@ -11,7 +11,7 @@ acknowledgement had not reached the index. A node drops it without a word; so do
 and only the check of a whole store mentions it.
 
 Where ``K.qi`` is lost or cut, the messages of ``K.qs`` that no slot names are there all the same. A
-salvage takes them in, behind the others: some of them may have been acknowledged.
+salvage takes them in, after the others: some of them may have been acknowledged.
 """
 
 from __future__ import annotations
@@ -462,7 +462,7 @@ class _Reading:
     # -- messages without a slot ----------------------------------------------------------------
 
     def _rescue(self, pair: Pair, entries: _Entries, store: bytes) -> None:
-        """Take in the messages behind the last one that a slot names, if slots are missing: there
+        """Take in the messages after the last one that a slot names, if slots are missing: there
         are fewer than messages, or the index ends inside one."""
         size = len(self.data)
         slots = max(size - HEADER_SIZE, 0) // ENTRY_SIZE
@@ -552,7 +552,7 @@ class _Entries:
         return (named | self.odd) & ~self.gone
 
     def lengths_of(self, sizes: I64) -> I64:
-        """Give the records' lengths as they were found, or else as the index says."""
+        """Return the records' lengths as they were found, or else as the index says."""
         return sizes if self.sizes is None else self.sizes
 
 

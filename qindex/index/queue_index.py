@@ -6,9 +6,9 @@ another queue, *hold and release* of a delayed entry, *pend and admit* of one th
 has published. Two rules make it easy to believe:
 
 1. The commit of a verb is its store into the journal. Everything that can fail comes before it; the
-   step in memory behind it does not fail.
+   step in memory after it does not fail.
 2. The journal is the truth. ``changing`` is raised before the first change of a verb and lowered
-   behind its last. Where it is found raised, a call was cut short (Ctrl-C, no memory):
+   after its last. Where it is found raised, a call was cut short (Ctrl-C, no memory):
    :meth:`QueueIndex.rebuild` forgets the memory and reads the journal again.
 
 Everything here is called with the queue's lock held, but for
@@ -127,7 +127,7 @@ class QueueIndex(IndexReader):
         self.journal.before_waking = self._waking
         # The positions of a journal at rest, if they are many.
         self._packed = b""
-        # The first seq_id behind the tail.
+        # The first seq_id after the tail.
         self.tail_end: int = 0
         # The segment that a deliver or ack touched last.
         self.recent: Segment = EMPTY_WINDOW.segment
@@ -149,7 +149,7 @@ class QueueIndex(IndexReader):
         return self.taken - self.acks - self.nacks
 
     def has_any(self) -> bool:
-        """Tell whether there is any message that is not with a consumer."""
+        """Return whether there is any message that is not with a consumer."""
         published = self.next_seq - self._first_seq
         return self._live_before + published - self.dropped > self.taken - self.nacks
 
@@ -387,26 +387,21 @@ class QueueIndex(IndexReader):
         elif segment.states[rel] == DELIVERED:
             segment.states[rel] = HELD_AGAIN
 
-    def hold_many(self, seqs: I64) -> I64:
-        """Delay those of these entries that are ready, and return all that are delayed now.
+    def hold_many(self, seqs: I64) -> Bools:
+        """Delay those of these entries that are ready, and return which are delayed now.
 
         Segments that are not in memory are not read: their entries are taken for ready.
+        Shape ``(n,)``.
         """
-        parts = [np.empty(0, np.int64)]
-        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
-            segment = self.segments.get(number)
-            if segment is None:
-                continue
-            segment.unpack()
-            mine = seqs[seqs // self.entry_count == number] - segment.base
-            parts.append(segment.hold(mine) + segment.base)
-        return np.concatenate(parts)
+        held = np.zeros(len(seqs), np.bool_)
+        for segment, mine in self._segments_of(seqs):
+            held[mine] = segment.hold(seqs[mine] - segment.base)
+        return held
 
     def bring_all(self, seqs: I64) -> None:
         """Bring the segments of these entries into memory. Damage is reported."""
-        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
-            segment = self.segments.get(number)
-            if segment is not None and not segment.loaded:
+        for segment, _ in self._segments_of(seqs):
+            if not segment.loaded:
                 with suppress(DamageError):
                     self.bring(segment)
 
@@ -414,18 +409,22 @@ class QueueIndex(IndexReader):
         """Return which of these entries are published and not acknowledged. Segments that are not
         in memory are not read: their entries are taken to be there. Shape ``(n,)``."""
         there = np.zeros(len(seqs), np.bool_)
-        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
-            segment = self.segments.get(number)
-            if segment is None:
-                continue
-            segment.unpack()
-            mine = seqs // self.entry_count == number
+        for segment, mine in self._segments_of(seqs):
             if segment.loaded:
                 states = np.frombuffer(segment.states, np.uint8)[seqs[mine] - segment.base]
                 there[mine] = (states != ABSENT) & (states != ACKED)
             else:
                 there[mine] = True
         return there
+
+    def _segments_of(self, seqs: I64) -> Iterator[tuple[Segment, Bools]]:
+        """Yield the segments of these entries, without reading any, each with which entries are in
+        it."""
+        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
+            segment = self.segments.get(number)
+            if segment is not None:
+                segment.unpack()
+                yield segment, seqs // self.entry_count == number
 
     def is_held(self, seq: int) -> bool:
         """Return whether an entry is delayed. Raises as :meth:`load`."""
@@ -700,14 +699,14 @@ class QueueIndex(IndexReader):
 
     @staticmethod
     def _words(kind: int, seqs: Seqs) -> bytes:
-        """Give a deliver or ack record for each seq_id."""
+        """Return a deliver or ack record for each seq_id."""
         bits = kind << TYPE_SHIFT
         if isinstance(seqs, range):
             return words.join_words(bits | seqs.start, len(seqs))
         return (seqs.astype(np.uint64) | np.uint64(bits)).astype(">u8").tobytes()
 
     def _room_for(self, kind: int, seqs: Seqs) -> tuple[bytes, Journal]:
-        """Give a deliver or ack record for each seq_id, and the journal, with room for them."""
+        """Return a deliver or ack record for each seq_id, and the journal, with room for them."""
         records = self._words(kind, seqs)
         return records, self._make_room(len(records))
 
@@ -718,16 +717,16 @@ class QueueIndex(IndexReader):
         return journal
 
     def state_of(self, seq: int) -> int:
-        """Give the state of an entry that was published."""
+        """Return the state of an entry that was published."""
         segment = self.segment_of(seq)
         return segment.states[seq - segment.base]
 
     def _with_state(self, seqs: Seqs, state: int) -> Seqs:
-        """Give those of these entries that have this state."""
+        """Return those of these entries that have this state."""
         return seqs if self.all_are(seqs, state) else _array(seqs)[self.states_of(seqs) == state]
 
     def _run_of(self, seqs: Seqs) -> tuple[Segment, int, int] | None:
-        """Give the segment of these entries, and the first and the end in it, if they are a run
+        """Return the segment of these entries, and the first and the end in it, if they are a run
         within one."""
         if not isinstance(seqs, range) or not seqs:
             return None
@@ -737,7 +736,7 @@ class QueueIndex(IndexReader):
         return (segment, rel, end) if end <= self.entry_count else None
 
     def all_are(self, seqs: Seqs, state: int) -> bool:
-        """Tell whether these entries, whose segments are loaded, all have this state."""
+        """Return whether these entries, whose segments are loaded, all have this state."""
         run = self._run_of(seqs)
         if run is None:
             return bool((self.states_of(seqs) == state).all())
@@ -767,7 +766,7 @@ class QueueIndex(IndexReader):
             yield self.segment_of(number * self.entry_count), seqs // self.entry_count == number
 
     def states_of(self, seqs: Seqs) -> U8:
-        """Give the states of entries that were published."""
+        """Return the states of entries that were published."""
         some = _array(seqs)
         states = np.zeros(len(some), np.uint8)
         for segment, inside in self._by_segment(some):
@@ -775,7 +774,7 @@ class QueueIndex(IndexReader):
         return states
 
     def trim_unused(self) -> None:
-        """Give back the maps of segments that are not in use."""
+        """Release the maps of segments that are not in use."""
         self.trim((self.ahead.window.segment, self.recent), self.ahead.next_fetch)
 
     # -- flush ----------------------------------------------------------------------------------
@@ -862,7 +861,7 @@ class QueueIndex(IndexReader):
         states[vanished] = ABSENT
 
     def outstanding_up_to(self, seq_id: int) -> I64:
-        """Give the seq_ids up to ``seq_id`` that are with a consumer, ascending."""
+        """Return the seq_ids up to ``seq_id`` that are with a consumer, ascending."""
         found = [
             np.flatnonzero(np.frombuffer(segment.states, np.uint8) == OUT) + segment.base
             for segment in self.segments.values()

@@ -168,7 +168,7 @@ class ReadAhead:
         self.returned_by_seq: dict[int, tuple[bytes, int | Entry]] = {}
 
     def is_empty(self) -> bool:
-        """Tell whether the next message has to be read first."""
+        """Return whether the next message has to be read first."""
         is_used_up = not self.returned and self.at == len(self.window.bodies)
         return is_used_up and self.staged is None
 
@@ -245,7 +245,7 @@ class ReadAhead:
         return seq, *self.returned_by_seq.pop(seq)
 
     def first(self) -> tuple[int, int | Entry]:
-        """Give the next message, which is here: seq_id, and timestamp or entry."""
+        """Return the next message, which is here: seq_id, and timestamp or entry."""
         if self.staged is not None:
             return self.staged[0], self.staged[2]
         if self.returned:
@@ -264,7 +264,7 @@ class ReadAhead:
             self.window.extras[self.at] = extra
 
     def pass_first(self) -> None:
-        """Go on behind the next message."""
+        """Skip the next message."""
         if self.returned or self.staged is not None:
             self.take_returned()
         else:
@@ -277,7 +277,7 @@ class ReadAhead:
         self.forget(min(first, self.returned[0]) if self.returned else first)
 
     def _first_unread(self) -> int:
-        """Give the first seq_id that was read and not delivered, or that is to be read next."""
+        """Return the first seq_id that was read and not delivered, or that is to be read next."""
         seqs = self.window.seqs
         if self.at < len(seqs):
             return min(self.next_fetch, seqs[self.at])

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from journal.fs.files import ReadBuffer
-from journal.memory.arrays import I64
+from journal.memory.arrays import I64, Bools
 
 ABSENT = 0
 """Not published, or published and acknowledged without ever reaching a segment file."""
@@ -60,7 +60,7 @@ def count_held(states: bytearray) -> int:
 
 
 def as_filed(states: bytes | bytearray) -> bytes | bytearray:
-    """Give a copy of a state map as a file would have it."""
+    """Return a copy of a state map as a file would have it."""
     return states.translate(_FILED_TABLE)
 
 
@@ -117,12 +117,12 @@ class Segment:
 
     @property
     def loaded(self) -> bool:
-        """Tell whether the state maps are in memory."""
+        """Return whether the state maps are in memory."""
         return bool(self.states)
 
     @property
     def dirty(self) -> bool:
-        """Tell whether the file lacks anything: a state, or its deletion. O(entry_count) in C."""
+        """Return whether the file lacks anything: a state, or its deletion. O(entry_count) in C."""
         if not self.states:
             return False
         return as_filed(self.states) != self.filed or (self.file_size > 0 and not self.unacked)
@@ -150,19 +150,18 @@ class Segment:
         """Entries of transactions that are not committed."""
         return self.states.count(PENDING)
 
-    def hold(self, rels: I64) -> I64:
-        """Delay those of these entries that are ready, and return all that are delayed now."""
+    def hold(self, rels: I64) -> Bools:
+        """Delay those of these entries that are ready, and return which are delayed now."""
         if not self.states:
-            known = np.frombuffer(self.held, np.uint32)
-            self.held = np.union1d(known, rels).astype(np.uint32).tobytes()
-            return rels
+            self.held += rels.astype(np.uint32).tobytes()
+            return np.ones(len(rels), np.bool_)
         states = np.frombuffer(self.states, np.uint8)
         now = states[rels]
         fresh, again = rels[now == PUBLISHED], rels[now == DELIVERED]
         states[fresh] = HELD
         states[again] = HELD_AGAIN
         now = states[rels]
-        held: I64 = rels[(now == HELD) | (now == HELD_AGAIN)]
+        held: Bools = (now == HELD) | (now == HELD_AGAIN)
         return held
 
     def release_all(self) -> None:
@@ -215,7 +214,7 @@ class Segment:
         return True
 
     def unload(self) -> None:
-        """Give the maps back. Only for a segment that is not dirty and has nothing outstanding."""
+        """Release the maps. Only for a segment that is not dirty and has nothing outstanding."""
         self.packed = b""
         self.held = self._held_entries()
         self._drop_maps()
@@ -250,12 +249,12 @@ class Segments(dict[int, Segment]):
             self.update(items)
 
     def following(self, number: int) -> int | None:
-        """Give the lowest number from this one on. O(n)."""
+        """Return the lowest number from this one on. O(n)."""
         return next((each for each in self if each >= number), None)
 
 
 def segment_numbers(seqs: I64, entry_count: int) -> list[int]:
-    """Give the numbers of the segments that these seq_ids are in, ascending, each once.
+    """Return the numbers of the segments that these seq_ids are in, ascending, each once.
 
     O(n), and more only for seq_ids out of order. (``numpy.unique`` imports more of numpy at its
     first call, which here would be in the middle of somebody's ack.)

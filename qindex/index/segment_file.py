@@ -275,7 +275,7 @@ def remove_sums(fs: FileSystem, path: str, *, durably: bool = True) -> None:
 
 
 def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:
-    """Give the next-step records: one for each step from the filed state to the present one."""
+    """Return the next-step records: one for each step from the filed state to the present one."""
     had = np.where(fresh, PUBLISHED, filed)
     counts = np.where((had == ABSENT) | (states < had), 0, states - had)
     rels = np.repeat(np.arange(len(states)), counts)
@@ -304,7 +304,7 @@ def _append_publishes(appender: _Appender, journal: ReadBuffer, rels: I64, offse
 
 
 def _heads_and_lengths(journal: ReadBuffer, rels: I64, offsets: I64) -> tuple[I64, I64]:
-    """Give the first two bytes (as numbers) and the length of each record in the segment."""
+    """Return the first two bytes (as numbers) and the length of each record in the segment."""
     stride = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 0
     if stride > 0 and (np.diff(offsets) == stride).all():
         # A run of records: read in place, without an index for each byte.

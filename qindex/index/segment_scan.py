@@ -52,18 +52,18 @@ class SegmentScan:
         return len(self.entries) - acked
 
     def states(self) -> U8:
-        """Give the state of each of ``entries``, as the file has it."""
+        """Return the state of each of ``entries``, as the file has it."""
         return np.frombuffer(self.filed, np.uint8)[self.rels]
 
     def located(self) -> tuple[I64, I64]:
-        """Give offset and length, in bytes, of each entry's publish record; -1: there is none."""
+        """Return offset and length, in bytes, of each entry's publish record; -1: there is none."""
         offsets, lengths = np.full((2, len(self.filed)), -1, np.int64)
         offsets[self.rels] = self.entries.offsets
         lengths[self.rels] = self.entries.lengths
         return offsets, lengths
 
     def sound_bytes(self) -> bytes:
-        """Give the file as it should be: its sound records, those that were kept, and no more."""
+        """Return the file as it should be: its sound records, those that were kept, and no more."""
         ignored = {finding.offset for finding in self.findings if finding.consequence == DROPPED}
         view = memoryview(self.data)
         return b"".join(
@@ -82,7 +82,7 @@ DROPPED = "dropped"
 def stored_entries(
     data: ReadBuffer, seqs: I64, payloads: I64, embedded: I64
 ) -> list[tuple[int, bytes]]:
-    """Give seq_id and message id of the entries that embed no record.
+    """Return seq_id and message id of the entries that embed no record.
 
     ``payloads``: offsets of the message ids in ``data``.
     """
@@ -155,7 +155,7 @@ def scan_segment(
 
 
 def empty_scan(number: int, entry_count: int) -> SegmentScan:
-    """Give the scan of a segment that has no file."""
+    """Return the scan of a segment that has no file."""
     return scan_segment("", b"", number, entry_count)
 
 
@@ -179,7 +179,7 @@ def read_healed(
 
 
 def healed_findings(path: str, healed: Healed, power_lost: bool = False) -> list[Finding]:
-    """Give the flaws that the sum file of ``path`` has found in it, as findings. ``power_lost``:
+    """Return the flaws that the sum file of ``path`` has found in it, as findings. ``power_lost``:
     unsynced bytes may be lost, so that the sums may be ahead of the file."""
     findings = []
     for at in healed.fixed:

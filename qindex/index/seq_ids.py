@@ -67,7 +67,7 @@ class SeqFile:
         return bool(self.reserved) and not self.same_run
 
     def next_after_crash(self, seen: int) -> int:
-        """Give the first seq_id that was certainly never given out; ``seen``: one above the
+        """Return the first seq_id that was certainly never given out; ``seen``: one above the
         highest that recovery found. In the same run of the operating system nothing that was
         written is lost, so the floor and what was seen tell; else only the reservation does."""
         return max(self._floor if self._floor >= 0 else self.reserved, seen)

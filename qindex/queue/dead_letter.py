@@ -54,7 +54,7 @@ class Letter:
 
 
 def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give what the headers tell; a publisher may have put anything there."""
+    """Return what the headers tell; a publisher may have put anything there."""
     found = headers.get(DEATHS)
     if found is None:
         return []  # this is its first death, as a rule: whoever waits for room is asked each time
@@ -64,7 +64,7 @@ def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def goes_round(letter: Letter, target: str) -> bool:
-    """Tell whether a message would come back to a queue it died in without any consumer having
+    """Return whether a message would come back to a queue it died in without any consumer having
     had a say since: then it would go round for ever, and is dropped."""
     if letter.reason in _BY_CONSUMERS:
         return False
@@ -76,7 +76,7 @@ def goes_round(letter: Letter, target: str) -> bool:
 
 
 def with_death(letter: Letter, queue: str) -> Message:
-    """Give the message with the headers that tell of its death in ``queue``."""
+    """Return the message with the headers that tell of its death in ``queue``."""
     message = letter.message
     deaths = _deaths(message.headers)
     same = [

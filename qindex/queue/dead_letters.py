@@ -107,15 +107,15 @@ class DeadLetters:
         return self.state.settings.dead_letter
 
     def is_empty(self) -> bool:
-        """Tell whether none wait, and none are being moved."""
+        """Return whether none wait, and none are being moved."""
         return not (self.waiting or self._under_way or self._postponed)
 
     def holds_any(self) -> bool:
-        """Tell whether any wait in memory, or are being moved."""
+        """Return whether any wait in memory, or are being moved."""
         return bool(self.waiting or self._under_way)
 
     def is_moving_here(self) -> bool:
-        """Tell whether the calling thread is moving them."""
+        """Return whether the calling thread is moving them."""
         return self._turn.is_mine()
 
     # -- parting --------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class DeadLetters:
             self.state.stored_out.pop(seq, None)  # noted again when it is read again
 
     def _keeps_in_memory(self, message: Message) -> bool:
-        """Tell whether a message may wait as it is. Lock held."""
+        """Return whether a message may wait as it is. Lock held."""
         waiting = len(self.waiting)
         if self._postponed or waiting >= MOST_WAITING:
             return False

@@ -355,7 +355,7 @@ class DueTimes:
             self._unnoted = _join(fresh_seqs[fresh], fresh_dues[fresh])
             seqs = np.concatenate((seqs, fresh_seqs[fresh]))
             dues = np.concatenate((dues, fresh_dues[fresh]))
-        held = np.isin(seqs, index.hold_many(seqs))
+        held = index.hold_many(seqs)
         out = ~held & index.are_there(seqs)  # with consumers
         # Where a call was cut short, the file may lack what is with consumers.
         noted = dict(zip(seqs[out].tolist(), dues[out].tolist(), strict=True))
@@ -374,4 +374,5 @@ def _split(keys: Iterable[int]) -> tuple[I64, I64]:
 
 
 def _join(seqs: I64, dues: I64) -> list[int]:
-    return [make_key(due, seq) for seq, due in zip(seqs.tolist(), dues.tolist(), strict=True)]
+    # Through memoryviews: lists of the numbers would take more memory than the keys.
+    return [make_key(due, seq) for seq, due in zip(seqs.data, dues.data, strict=True)]

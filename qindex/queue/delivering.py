@@ -64,7 +64,7 @@ class Consumer(Iterator[Delivery]):
         self.stopped: bool = False
 
     def stop(self) -> None:
-        """Give no more messages: the loop over this iterator ends.
+        """Deliver no more messages: the loop over this iterator ends.
 
         Messages that it gave can be settled as before. From any thread, and in a signal's handler.
         """

@@ -35,7 +35,7 @@ class Settles(Protocol):
         """Acknowledge it."""
 
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
-        """Give it back, to be delivered again."""
+        """Requeue it, to be delivered again."""
 
     def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
         """Refuse it for good."""
@@ -57,10 +57,10 @@ class Settles(Protocol):
         """Take back those that are not settled, as if they had not been delivered."""
 
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
-        """Tell whether an entry is still with a consumer."""
+        """Return whether an entry is still with a consumer."""
 
     def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
-        """Tell whether the lease of an entry has run out that was taken with a batch."""
+        """Return whether the lease of an entry has run out that was taken with a batch."""
 
 
 class Refusing:
@@ -246,7 +246,7 @@ class Delivery:
         self._its_queue().ack(self)
 
     def nack(self, *, delay: float | None = None, count: bool = True) -> None:
-        """Give back, to be delivered again; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue the message, to be delivered again; see :meth:`qindex.queue.queue.Queue.nack`."""
         self._its_queue().nack(self, delay, count)
 
     def reject(self, reason: str | None = None) -> None:
@@ -269,7 +269,7 @@ class Delivery:
         return self._queue
 
     def _has_lapsed(self) -> bool:
-        """Tell whether its lease has run out before it was settled."""
+        """Return whether its lease has run out before it was settled."""
         return self._queue is LAPSED
 
     def __enter__(self) -> Delivery:

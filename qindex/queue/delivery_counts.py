@@ -42,13 +42,13 @@ _MOST_SPARE = 4096
 
 
 def pack_count(seq_id: int, count: int) -> bytes:
-    """Give one record."""
+    """Return one record."""
     check = xxh3_64_intdigest(_FIELDS.pack(seq_id, count)) & _LOW_HALF
     return _RECORD.pack(seq_id, count, check)
 
 
 def unpack_count(record: bytes) -> tuple[int, int] | None:
-    """Give seq_id and count of one record, or ``None`` for one that is not sound."""
+    """Return seq_id and count of one record, or ``None`` for one that is not sound."""
     if len(record) < RECORD_SIZE:
         return None
     seq_id, count, _ = _RECORD.unpack(record)
@@ -56,7 +56,7 @@ def unpack_count(record: bytes) -> tuple[int, int] | None:
 
 
 def unpack_counts(data: bytes) -> dict[int, int]:
-    """Give the counts of the messages that are not gone, by seq_id."""
+    """Return the counts of the messages that are not gone, by seq_id."""
     counts: dict[int, int] = {}
     for at in range(0, len(data), RECORD_SIZE):
         record = unpack_count(data[at : at + RECORD_SIZE])
@@ -71,7 +71,7 @@ def unpack_counts(data: bytes) -> dict[int, int]:
 
 
 def pack_counts(counts: Mapping[int, int]) -> bytes:
-    """Give the file of these counts; 0: never delivered."""
+    """Return the file of these counts; 0: never delivered."""
     return b"".join(pack_count(seq_id, count or _NEVER) for seq_id, count in counts.items())
 
 

@@ -103,17 +103,17 @@ class Flusher:
         sleep(_STAND_BACK)
 
     def is_due(self) -> bool:
-        """Tell whether the journal has more actions than it may, or no more room."""
+        """Return whether the journal has more actions than it may, or no more room."""
         index = self.state.index
         return index.dirty > self.max_dirty or index.journal.in_reserve
 
     def can_wait(self) -> bool:
-        """Tell whether a flush that is due may wait for a burst of actions to end."""
+        """Return whether a flush that is due may wait for a burst of actions to end."""
         index = self.state.index
         return index.dirty < self.max_dirty * _BURST_FACTOR and not index.journal.in_reserve
 
     def is_pressed(self) -> bool:
-        """Tell whether the journal has grown so far that publishers wait for a flush."""
+        """Return whether the journal has grown so far that publishers wait for a flush."""
         index = self.state.index
         return index.dirty > self.max_dirty * _BACKLOG_FACTOR and index.poison.reason is None
 
@@ -313,7 +313,7 @@ class Flusher:
         return stored
 
     def resting(self) -> RestingQueue:
-        """Give the figures of a closed queue that the snapshot keeps."""
+        """Return the figures of a closed queue that the snapshot keeps."""
         index = self.state.index
         if self.state.messages is not None:
             self.state.messages.miscounted |= index.lost_entries

@@ -88,7 +88,7 @@ class Leases:
 
 
 def check_lease(seconds: float) -> float:
-    """Give the seconds of a lease. Raises :class:`UsageError` for any other value."""
+    """Return the seconds of a lease. Raises :class:`UsageError` for any other value."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise UsageError(f"a lease is a number of seconds, not {seconds!r}")
     if not 0 < seconds <= _MOST:

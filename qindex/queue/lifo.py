@@ -20,7 +20,7 @@ def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
 
 
 def peek_last(queue: Queue) -> bytes | None:
-    """Give the body of the newest message that is ready, or ``None``; nothing is changed.
+    """Return the body of the newest message that is ready, or ``None``; nothing is changed.
 
     One that is damaged or expired is passed over.
     """

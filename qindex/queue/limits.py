@@ -26,15 +26,15 @@ class Limits:
         self.overflow = settings.overflow
 
     def never_fits(self, count: int, size: int) -> bool:
-        """Tell whether so much would exceed a limit even of an empty queue."""
+        """Return whether so much would exceed a limit even of an empty queue."""
         return self._exceeds(count, size)
 
     def fits(self, ready: int, count: int, size: int) -> bool:
-        """Tell whether there is room for so much beside what is ``ready``."""
+        """Return whether there is room for so much beside what is ``ready``."""
         return not self._exceeds(ready + self._taken + count, self.bytes + self._taken_bytes + size)
 
     def is_over(self, ready: int) -> bool:
-        """Tell whether more is ready than may be."""
+        """Return whether more is ready than may be."""
         return self._exceeds(ready, self.bytes)
 
     def _exceeds(self, count: int, size: int) -> bool:
@@ -48,6 +48,6 @@ class Limits:
         self._taken_bytes += size
 
     def give_back(self, count: int, size: int) -> None:
-        """Give kept room back: its messages were published, or will not be."""
+        """Release reserved room: its messages were published, or will not be."""
         self._taken -= count
         self._taken_bytes -= size

@@ -43,8 +43,8 @@ class MessageReader:
         return make_entry(msg_id, entry.expiry, entry.size, message, stored=True)
 
     def without_flipped_bits(self, seq: int, entry: Entry) -> Entry:
-        """Give an entry without the bits that were flipped in it, or the fields that can't be true,
-        and report them."""
+        """Return an entry without the bits that were flipped in it, or the fields that can't be
+        true, and report them."""
         index = self._state.index
         if entry.corrected:
             path, offset = index.where(seq)

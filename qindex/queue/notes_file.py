@@ -59,7 +59,7 @@ class NotesFile:
         self._end = len(data)
 
     def append(self, data: bytes) -> None:
-        """Write records behind the others. Raises :class:`StorageError`; nothing has changed
+        """Write records after the others. Raises :class:`StorageError`; nothing has changed
         then."""
         self._write(data, self._end)
         self._end += len(data)
@@ -134,7 +134,7 @@ class NotesFile:
             try:
                 window, start = index.fetch(start, _READ_TOGETHER)
             except DamageError:
-                continue  # reported; the next read goes on behind it
+                continue  # reported; the next read goes on after it
             if window is None:
                 break
             for seq, extra in zip(window.seqs, window.extras, strict=True):

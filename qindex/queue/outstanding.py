@@ -48,7 +48,7 @@ class Outstanding:
             state.forget(seqs if isinstance(seqs, range) else seqs.tolist())
 
     def seq_ids_of(self, deliveries: Iterable[Delivery]) -> Seqs:
-        """Give the seq_ids of these deliveries, all of them outstanding. Lock held.
+        """Return the seq_ids of these deliveries, all of them outstanding. Lock held.
 
         Raises :class:`UsageError` for the first that is not, or that stands there twice.
         """
@@ -86,7 +86,7 @@ class Outstanding:
         return seqs
 
     def _are_ours(self, deliveries: Sequence[Delivery]) -> bool:
-        """Tell whether all are deliveries of this queue, at a glance; false: look at each."""
+        """Return whether all are deliveries of this queue, at a glance; false: look at each."""
         if set(map(type, deliveries)) <= _DELIVERIES:
             return set(map(_queue_of, deliveries)) == {self.owner}
         return False
@@ -97,7 +97,7 @@ class Outstanding:
             raise self.not_ours(delivery)
 
     def is_out(self, seq_id: int, taken: int | None = None) -> bool:
-        """Tell whether an entry is still with a consumer: the one that took it with a batch when
+        """Return whether an entry is still with a consumer: the one that took it with a batch when
         ``taken`` messages had been given back. No lock is needed."""
         # Nothing is loaded or made here: a segment that is not in memory has nothing with a
         # consumer.
@@ -112,8 +112,8 @@ class Outstanding:
         return is_out and (taken is None or state.nacked_at.get(seq_id, 0) <= taken)
 
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
-        """Tell whether the lease of an entry has run out that a batch took when ``taken`` messages
-        had been given back."""
+        """Return whether the lease of an entry has run out that a batch took when ``taken``
+        messages had been given back."""
         return self.state.lapsed_at.get(seq_id - self.state.base, -1) > taken
 
     def not_ours(self, delivery: Delivery) -> StoreError:

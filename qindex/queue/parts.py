@@ -138,7 +138,7 @@ class QueueParts:
         self.flusher.close()
 
     def is_in_call_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a call on this queue."""
+        """Return whether the calling thread is in the middle of a call on this queue."""
         return self.state.lock.is_mine() or self.letters.is_moving_here()
 
     def purge(self) -> int:

@@ -37,7 +37,7 @@ class Postponed:
         self._reasons.append(_REASONS.index(reason))
 
     def first(self, most: int) -> dict[int, Reason]:
-        """Give up to ``most`` of the first, in ascending order; they stay until :meth:`drop`."""
+        """Return up to ``most`` of the first, in ascending order; they stay until :meth:`drop`."""
         seqs = self._seqs[:most]
         end = next((at for at in range(1, len(seqs)) if seqs[at] < seqs[at - 1]), len(seqs))
         reasons = (_REASONS[one] for one in self._reasons[:end])

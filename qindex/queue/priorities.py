@@ -166,7 +166,7 @@ class PriorityParts(QueueParts):
         close_together([level.flusher for level in self._levels])
 
     def is_in_call_here(self) -> bool:
-        """Tell whether the calling thread is in the middle of a call on this queue."""
+        """Return whether the calling thread is in the middle of a call on this queue."""
         return any(level.is_in_call_here() for level in self._levels)
 
     def purge(self) -> int:
@@ -697,11 +697,11 @@ class PriorityFlusher(Flusher):
         self._parts = parts
 
     def is_due(self) -> bool:
-        """Tell whether a flush of any level is due."""
+        """Return whether a flush of any level is due."""
         return any(level.flusher.is_due() for level in self._parts.levels)
 
     def is_pressed(self) -> bool:
-        """Tell whether publishers wait for the flush of any level."""
+        """Return whether publishers wait for the flush of any level."""
         return any(level.flusher.is_pressed() for level in self._parts.levels)
 
     def flush(self) -> None:
@@ -748,7 +748,7 @@ class PriorityRoom(Room):
         return self._parts.levels
 
     def is_stuck(self) -> bool:
-        """Tell whether nothing can be dropped now: the dead-letter queue is full."""
+        """Return whether nothing can be dropped now: the dead-letter queue is full."""
         return any(level.letters.stuck for level in self._levels)
 
     def move_letters(self, waits: bool) -> None:

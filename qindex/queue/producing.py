@@ -345,7 +345,7 @@ class Producer:
         return seq
 
     def _fits(self, size: int) -> bool:
-        """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""
+        """Return whether a body of ``size`` bytes fits into the queue as it is. Lock held."""
         limits = self.state.limits
         assert limits is not None
         return not self.room.is_stuck() and limits.fits(self.state.inside_all(), 1, size)
@@ -360,7 +360,7 @@ class Producer:
         persistent: bool,
         due: int,
     ) -> tuple[bytes, int] | None:
-        """Give key, headers and properties as the record has them, and the expiry, of a message
+        """Return key, headers and properties as the record has them, and the expiry, of a message
         that is embedded whole, or that the message store takes for its body alone. Give ``None``
         for any other message. ``due``: microseconds since 1970, 0: it is not delayed."""
         state = self.state
@@ -745,7 +745,7 @@ class Producer:
             return seqs
 
     def _checked(self, given: Body | Message) -> Message:
-        """Give a body or message as a message. Raises as :meth:`check_message`."""
+        """Return a body or message as a message. Raises as :meth:`check_message`."""
         if not isinstance(given, Message):
             given = Message(as_bytes(given))
         elif given.body.__class__ is not bytes:
@@ -760,7 +760,8 @@ class Producer:
         self.state.check_size(len(message.body))
 
     def expiry(self, ttl: float | None) -> int:
-        """Give when a message that is published now expires: microseconds since 1970, 0: never."""
+        """Return when a message that is published now expires: microseconds since 1970, 0:
+        never."""
         if ttl is not None and not (isinstance(ttl, (int, float)) and 0 <= ttl < 1e10):
             raise UsageError(f"ttl must be seconds from 0 to 1e10, not {ttl!r}")
         seconds = self.state.message_ttl
@@ -786,13 +787,13 @@ class _Both(Notes):
 
 
 def batch_bytes(messages: Iterable[Body | Message]) -> int:
-    """Give the bytes of the bodies of a batch; an item that is no body counts as none."""
+    """Return the bytes of the bodies of a batch; an item that is no body counts as none."""
     bodies = [one.body if isinstance(one, Message) else one for one in messages]
     return sum(len(body) for body in bodies if isinstance(body, Body))
 
 
 def _largest_of(given: Sequence[object]) -> int:
-    """Give the size of the largest body; -1 where not all of them are bytes."""
+    """Return the size of the largest body; -1 where not all of them are bytes."""
     largest = 0
     for body in given:
         if type(body) is not bytes:

@@ -226,7 +226,7 @@ class Queue:
         message, wherever it is in the queue, delayed or not, without waiting for it; ``None`` when
         it is with a consumer, or is not there any more.
         Raises :class:`DamageError` when the next message is damaged: it names file and offset,
-        the bytes are set aside in a quarantine file, and the next call goes on behind it.
+        the bytes are set aside in a quarantine file, and the next call goes on after it.
         O(1), whatever the backlog.
         """
         if ack is not None:
@@ -317,7 +317,7 @@ class Queue:
         return self._settler.ack_up_to(seq_id)
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
-        """Give a message back: it is requeued, at its place, and delivered again.
+        """Requeue a message at its place, to be delivered again.
 
         A message that was delivered ``delivery_limit`` times goes where :meth:`reject` sends it.
 
@@ -462,7 +462,7 @@ class Queue:
         self._parts.flusher.sync()
 
     def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
+        """Return the queue's figures at this moment."""
         return self._parts.stats()
 
     def __len__(self) -> int:

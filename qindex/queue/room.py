@@ -49,7 +49,8 @@ class Room:
         self._settler = settler
 
     def is_stuck(self) -> bool:
-        """Tell whether nothing can be dropped from the head now: the dead-letter queue is full."""
+        """Return whether nothing can be dropped from the head now: the dead-letter queue is
+        full."""
         return self._letters.stuck
 
     def ask(self, items: Sequence[Prepared], timeout: float | None, waits: bool) -> list[Prepared]:
@@ -131,7 +132,7 @@ class Room:
         return f"queue {self.state.name!r} is full ({', '.join(said)})"
 
     def give_back(self, held: list[Prepared]) -> None:
-        """Give back the room that was kept for what was not published."""
+        """Release the room that was reserved for what was not published."""
         limits = self.state.limits
         if held and limits is not None:
             with self.state.lock.anyway:

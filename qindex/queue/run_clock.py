@@ -34,5 +34,5 @@ _BEGAN = _wall_clock_at_zero()
 
 
 def time_ns() -> int:
-    """Give nanoseconds since 1970, by the wall clock of this run's beginning."""
+    """Return nanoseconds since 1970, by the wall clock of this run's beginning."""
     return _BEGAN + words.clock_ns(_CLOCK)

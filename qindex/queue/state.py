@@ -236,7 +236,7 @@ class QueueState:
             self.read_again()
 
     def leave(self, error: BaseException) -> None:
-        """Give the lock back, if this thread has it, after an exception. No other function of ours
+        """Release the lock, if this thread has it, after an exception. No other function of ours
         is called: there may be no room for it on the stack."""
         if self.lock.is_mine():
             if not isinstance(error, StoreError):
@@ -258,7 +258,7 @@ class QueueState:
             self.index.changing += 1
 
     def resume(self) -> None:
-        """Go on behind a wait, with the lock held again. Raises what the queue raises since it was
+        """Go on after a wait, with the lock held again. Raises what the queue raises since it was
         closed."""
         self.lock.check()
         if self.index.changing:
@@ -495,7 +495,7 @@ class QueueState:
     # -- syncs in the middle of a sync ------------------------------------------------------------
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread, a handler's, is in the middle of a sync: its
+        """Return whether the calling thread, a handler's, is in the middle of a sync: its
         writes could not be made durable."""
         if self.index.journal.is_syncing_here():
             return True

@@ -28,7 +28,7 @@ class Tally:
 
 
 def by_reason(counts: Counter[Reason]) -> ByReason:
-    """Give counts as the figures have them."""
+    """Return counts as the figures have them."""
     return ByReason(
         rejected=counts["rejected"],
         expired=counts["expired"],

@@ -69,7 +69,7 @@ class Alarm:
             self._times[who] = when
 
     def is_mine(self) -> bool:
-        """Tell whether the calling thread is this one."""
+        """Return whether the calling thread is this one."""
         return self._thread.is_mine()
 
     def stop(self) -> None:

@@ -101,7 +101,8 @@ class Bell:
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """Give the time, of :func:`time.monotonic`, at which so many seconds are over; ``None``: never.
+    """Return the time, of :func:`time.monotonic`, at which so many seconds are over; ``None``:
+    never.
 
     Raises :class:`UsageError` for what is no number of seconds.
     """
@@ -117,11 +118,11 @@ def deadline_after(timeout: float | None) -> float | None:
 
 
 def has_time(timeout: float | None) -> bool:
-    """Tell whether there is anything to wait for. Raises as :func:`deadline_after`."""
+    """Return whether there is anything to wait for. Raises as :func:`deadline_after`."""
     deadline_after(timeout)
     return timeout is None or timeout > 0
 
 
 def time_left(deadline: float | None) -> float | None:
-    """Give the seconds left, no more than a lock can wait for; ``None``: for ever."""
+    """Return the seconds left, no more than a lock can wait for; ``None``: for ever."""
     return None if deadline is None else min(deadline - monotonic(), TIMEOUT_MAX)

@@ -31,7 +31,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def take_rows(table: T, rows: Bools | I64) -> T:
-    """Give some rows of a table: of a dataclass each of whose arrays has one value for each row.
+    """Return some rows of a table: of a dataclass each of whose arrays has one value for each row.
     What else it has stays."""
     columns = ((one.name, getattr(table, one.name)) for one in fields(table))
     return replace(
@@ -63,13 +63,13 @@ class Source:
     bodies: I64 | None = None
 
     def heads_of(self, rows: I64 | slice) -> npt.NDArray[np.void]:
-        """Give the fixed fields of some entries. Shape ``(n,)``."""
+        """Return the fixed fields of some entries. Shape ``(n,)``."""
         if self.heads is not None:
             return self.heads[rows]
         return entry_heads(self.data, self.offsets[rows] + self.head_size)
 
     def places_of(self, rows: I64 | slice) -> I64:
-        """Give the offsets in ``path`` at which some entries stand. Shape ``(n,)``."""
+        """Return the offsets in ``path`` at which some entries stand. Shape ``(n,)``."""
         return self.offsets[rows] if self.slots is None else self.slots[rows]
 
 
@@ -138,7 +138,7 @@ class Entries:
     bodies: I64 | None = None
 
     def foreign_records(self) -> Iterator[tuple[int, bytes]]:
-        """Give the rows of the entries that embed a record of RabbitMQ's, and these."""
+        """Yield the rows of the entries that embed a record of RabbitMQ's, and these."""
         flat = np.frombuffer(self.data, np.uint8)
         starts = self.payloads + PAYLOAD_SIZE
         rows = np.flatnonzero(self.embedded)

@@ -191,7 +191,7 @@ def pin_queue(
                     continue
             pairs = of_node or rules.journalled_pairs
             found = pin_pairs(fs, directory, fs.listdir(directory)) if pairs else {}
-            # Read behind the journal: a flush raises it before it drops anything from there.
+            # Read after the journal: a flush raises it before it drops anything from there.
             seq_file = SeqFile(fs, seq_path, Poison(), is_there=not of_node)
             given_out = GivenOut.of(seq_file)
             healed = heal(journal, sums, power_lost=given_out.power_lost)
@@ -244,7 +244,7 @@ def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
 
 
 def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
-    """Tell whether the journal still starts with the record it started with.
+    """Return whether the journal still starts with the record it started with.
 
     Each record stands in a queue's journal once in its life, so another one comes first after
     the journal was emptied.
@@ -284,7 +284,7 @@ def _settled(
         if one.cause is Cause.DAMAGE or journal.count(0, one.offset) < size - one.offset
     ]
     if len(findings) < len(reading.findings):
-        # Zeros from here on are how an open journal looks, with nothing in it or behind it.
+        # Zeros from here on are how an open journal looks, with nothing in it or after it.
         reading.findings[:] = findings
     if not findings:
         reading.findings[:0] = certain
@@ -322,7 +322,7 @@ def has_moved_on(
     findings: list[Finding],
     busy: Callable[[], bool],
 ) -> bool:
-    """Tell whether ``findings`` only come of the file's having moved on: a torn record at the
+    """Return whether ``findings`` only come of the file's having moved on: a torn record at the
     pinned end of a file that has grown since, or anything in one that is gone. ``busy``: as
     :func:`pin_queue` has it."""
     path = os.path.join(directory, file_name(pinned.number))

@@ -33,8 +33,8 @@ def remove_queue_directory(fs: FileSystem, path: str) -> None:
 
 
 def stored_name(fs: FileSystem, path: str, hashed: str, findings: list[Finding]) -> str:
-    """Give the name of the queue in a directory; where its file is missing or can't be read (noted
-    in ``findings``, once), that of the directory."""
+    """Return the name of the queue in a directory; where its file is missing or can't be read
+    (noted in ``findings``, once), that of the directory."""
     file = os.path.join(path, layout.QUEUE_NAME)
     what, kind = "the file is missing", Kind.MISSING_FILE
     try:

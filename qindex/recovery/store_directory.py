@@ -59,7 +59,7 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
 
 
 def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
-    """Give the marker of a store of ours; ``None`` for a RabbitMQ virtual host.
+    """Return the marker of a store of ours; ``None`` for a RabbitMQ virtual host.
 
     Raises :class:`NotAStoreError`, which says what it is not, for a file, a missing directory,
     or one of something else.
@@ -84,7 +84,7 @@ def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
 
 
 def is_empty_store(names: list[str]) -> bool:
-    """Tell whether a directory with these names is free to become a store (an earlier attempt
+    """Return whether a directory with these names is free to become a store (an earlier attempt
     may have been cut short)."""
     return not set(names) - _OURS_BEFORE_MARKER
 

@@ -153,7 +153,7 @@ class StoreRecovery:
         return was_with_a_node(self._fs, self._directory)
 
     def _queue_files(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the directory of each queue, and the names in it, but for queues whose making or
+        """Yield the directory of each queue, and the names in it, but for queues whose making or
         deletion a crash cut short. Raises :class:`UsageError` for one in RabbitMQ's version 2."""
         fs = self._fs
         unfinished = {layout.QUEUE_NAME + ".tmp"}
@@ -460,14 +460,14 @@ def _rewrite(
 
 
 def _may_serve(loaded: LoadedQueue, seq_file: SeqFile, error: StorageError) -> bool:
-    """Tell whether the queue can be used as its journal and files are, where the disk has no room
+    """Return whether the queue can be used as its journal and files are, where the disk has no room
     to move what the journal holds: nothing else was to be changed."""
     unchanged = not (loaded.findings or loaded.transient)
     return unchanged and seq_file.same_run and is_passing(error)
 
 
 def _as_filed(fs: FileSystem, loaded: LoadedQueue) -> dict[int, tuple[int, int]] | None:
-    """Give what the files of the segments say, after a flush that failed; ``None`` where one does
+    """Return what the files of the segments say, after a flush that failed; ``None`` where one does
     not end where it did."""
     found = {}
     for number in segment_files(fs.listdir(loaded.directory)):
@@ -538,7 +538,7 @@ def _sync_journal(fs: FileSystem, loaded: LoadedQueue) -> None:
 
 
 def _may_leave_journal(loaded: LoadedQueue) -> bool:
-    """Tell whether the journal says nothing that could be applied twice: zeros alone, and nothing
+    """Return whether the journal says nothing that could be applied twice: zeros alone, and nothing
     beside it that an exchange of files left. Most queues of a store are so when it is killed."""
     names = loaded.names
     if loaded.journal_size or loaded.findings or journal_format.FILE_NAME not in names:

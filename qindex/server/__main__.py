@@ -15,7 +15,7 @@ import msgpack
 
 from journal.errors import LockedError, StoreError
 from qindex.engine.opening import open_store
-from qindex.server import place
+from qindex.server import place, signals
 from qindex.server import protocol as wire
 from qindex.server.server import Server
 
@@ -51,10 +51,10 @@ def serve(
         try:
             listener, number = place.listen(directory, fd, group)
             server = Server(engine, listener, linger=linger, group=group)
-            for name in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(name, lambda *_: server.stop())
-            ready()
-            server.run()
+            with signals.heard() as told:
+                server.signalled = told.fileno()
+                ready()
+                server.run()
             # Who is refused from here on starts another server, which waits for the lock.
             server.refuse_new()
             place.remove_socket(fd, number)

@@ -9,7 +9,7 @@ _SIZE = Struct(">I").unpack_from
 
 
 def frame_of(number: int, queue: object, request: tuple[object, ...]) -> bytes | None:
-    """Return the frame of ``(number, *request[1:])``, with ``queue`` behind the verb unless it is
+    """Return the frame of ``(number, *request[1:])``, with ``queue`` after the verb unless it is
     None.
 
     None: msgpack has to make it.

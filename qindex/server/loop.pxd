@@ -23,7 +23,7 @@ cdef class Loop:
     cdef public object epoll, linger, linger_until, rung, finished, syncs, syncer, pool
     cdef public object _listener, _group, _uid, _thread
     cdef public Py_ssize_t most, _timer_count, _notes
-    cdef public int event
+    cdef public int event, signalled
     cdef public list _timers, renewed
     cdef public bint _ended
     cdef public dict _batched

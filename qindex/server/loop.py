@@ -211,6 +211,8 @@ class Loop:
         self._uid = os.getuid()
         self.epoll: select.epoll = select.epoll()
         self.event: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # A descriptor that is readable once a signal has come, which ends the loop; -1 for none.
+        self.signalled: int = -1
         self.connections: dict[int, Connection] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
@@ -240,22 +242,18 @@ class Loop:
         if get_ident() != self._thread:
             os.eventfd_write(self.event, 1)
 
-    def stop(self) -> None:
-        """End the loop. From any thread, or a signal's handler."""
-        self._ended = True
-        with suppress(OSError):
-            os.eventfd_write(self.event, 1)
-
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the last client has gone, or :meth:`stop`."""
+        """Serve until the last client has gone, or ``signalled`` is readable."""
         self._thread = get_ident()
         listener = self._listener
         assert listener is not None
         listening, event = listener.fileno(), self.event
         self.epoll.register(listening, select.EPOLLIN)
         self.epoll.register(event, select.EPOLLIN)
+        if self.signalled >= 0:
+            self.epoll.register(self.signalled, select.EPOLLIN)
         connections = self.connections
         poll = self.epoll.poll
         if self.linger is not None:
@@ -268,6 +266,8 @@ class Loop:
                         self._accept()
                     elif fd == event:
                         os.eventfd_read(event)
+                    elif fd == self.signalled:
+                        self._ended = True
                     continue
                 if events & _READABLE:
                     self._read(conn)

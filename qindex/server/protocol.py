@@ -125,7 +125,7 @@ def frame(*values: Any) -> bytes:
 def around(
     before: Sequence[Any], size: int, behind: Sequence[Any], *, in_list: bool = False
 ) -> tuple[bytes, bytes]:
-    """Return what stands in a frame before a body of so many bytes, and behind it. ``in_list``: the
+    """Return what stands in a frame before a body of so many bytes, and after it. ``in_list``: the
     body is in an array of its own. Raises as :func:`frame`.
 
     >>> front, back = around((1, 0), 4, (7,))

@@ -306,7 +306,7 @@ class Server(Loop):
     # -- messages that are moved ---------------------------------------------------------------
 
     def _ticket(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        """Give a ticket for messages that come next. A client that did not get the reply of their
+        """Return a ticket for messages that come next. A client that did not get the reply of their
         RESTORE can ask for them by it, or another client if that one died."""
         queue, count = self._queue(request[2]).queue, request[4]
         message = Message(b"", properties={"priority": request[3]})
@@ -384,7 +384,7 @@ class Server(Loop):
         return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _get_first(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        """Give the next message of the first of several queues that has one."""
+        """Return the next message of the first of several queues that has one."""
         sources = [self._queue(one) for one in request[2]]
         timeout, lease = request[3], request[4]
 
@@ -643,7 +643,7 @@ class Server(Loop):
                     self._renew(credit, conn)
 
     def _renew(self, credit: Credit, conn: Connection) -> None:
-        """A consumer may be given another message: behind the reply of this request."""
+        """A consumer may be given another message: after the reply of this request."""
         if credit.room() > 0:
             consumer = conn.consumer
             if consumer is None or consumer.credit is not credit:
@@ -686,7 +686,7 @@ class Server(Loop):
         return self._give_back(conn, number, request, requeue=True)
 
     def _postpone(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        """Give a delivery back with a delay, or uncounted."""
+        """Requeue a delivery with a delay, or uncounted."""
         delay, count = request[5:7]
         return self._settle_aside(
             conn, number, request, lambda queue, one: queue.nack(one, delay=delay, count=count)
@@ -1035,7 +1035,7 @@ def _message(given: Any) -> Message:
 
 
 def _join(batch: Batch, more: Batch) -> None:
-    """Add messages to a batch that were taken right behind it."""
+    """Add messages to a batch that were taken right after it."""
     batch._taken = more._taken
     batch._extend(more._seqs, more.bodies, more._states, more._extras)
     batch._counts = {**batch._counts, **more._counts}

@@ -84,7 +84,7 @@ def convert(
     out: PathLike | None = None,
     progress: Progress | None = None,
 ) -> SaveReport:
-    """Give the queues of a virtual host files of version ``to``: 2, which nodes of 4.3 read alone
+    """Return the queues of a virtual host files of version ``to``: 2, which nodes of 4.3 read alone
     and those of 3.10 to 4.2 read, too; or 1, for nodes of 3.10 to 3.12.
 
     ``directory``: a virtual host's, or a node's, which is not running; queues that have that
@@ -133,7 +133,7 @@ def convert_store(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The steps behind the build; paths are relative to the virtual host's directory.
+    """The steps after the build; paths are relative to the virtual host's directory.
 
     ``puts``: names to be moved from ``new/``, and where to; ``removes``: files that go then, in
     stages, of which one is durable before the next.
@@ -192,7 +192,7 @@ class _Conversion:
         remove_tree(fs, self._work)
 
     def _plan(self) -> _Plan | None:
-        """Give what a conversion was about to do when it was cut short."""
+        """Return what a conversion was about to do when it was cut short."""
         path = os.path.join(self._work, _PLAN)
         data = read_optional(self._fs, path)
         if data is None:
@@ -215,7 +215,7 @@ class _Conversion:
 
     @staticmethod
     def _wanted(reader: StoreReader, versions: set[int]) -> list[QueueDirectory]:
-        """Give the directories that have files of all these versions."""
+        """Return the directories that have files of all these versions."""
         return [one for one in reader.directories() if {*reader.pin(one).versions} >= versions]
 
     def _build(self, to: Version, report: SaveReport) -> _Plan | None:
@@ -262,7 +262,7 @@ class _Conversion:
                 raise for_salvage(finding.path, finding.offset, finding.what)
 
     def _is_half_combined(self) -> bool:
-        """Tell whether messages may be in files that later nodes do not look at."""
+        """Return whether messages may be in files that later nodes do not look at."""
         return any(name.endswith(".rdt") for name in self._names(PERSISTENT_DIRECTORY))
 
     def _planned(self, to: Version, queues: list[str], *, with_store: bool) -> _Plan:
@@ -345,7 +345,7 @@ def _delayed(reader: StoreReader, queue: QueueDirectory) -> list[Finding]:
 
 
 def _store_number(name: str) -> int:
-    """Give the number of a message store's file, -1 for any other."""
+    """Return the number of a message store's file, -1 for any other."""
     known = classify_name(name)
     return -1 if known is None else known[1] & ~TAIL_FLAG
 

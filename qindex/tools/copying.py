@@ -82,7 +82,7 @@ _TERM = 0x83
 
 
 def for_salvage(path: str, offset: int, what: str) -> DamageError:
-    """Give the error for damage that is not to be copied as it stands."""
+    """Return the error for damage that is not to be copied as it stands."""
     return DamageError(path, offset, f"{what} (salvage copies what is sound)")
 
 
@@ -211,7 +211,7 @@ class StoreCopy:
             self._sizes.append((file.ids[rows[told]], sizes[told]))
 
     def _doubted(self) -> npt.NDArray[np.bytes_]:
-        """Give the ids that do not vouch for the sizes of their entries, ascending."""
+        """Return the ids that do not vouch for the sizes of their entries, ascending."""
         entries = self.messages.entries
         found = [pack_ids(one.ids[~vouches(one.ids, one.sizes)]) for one in entries]
         return np.unique(np.concatenate([*found, np.empty(0, "S16")]))
@@ -398,7 +398,7 @@ class StoreCopy:
         return take_rows(batch, ~gone)
 
     def kept_entries(self, directory: str) -> Iterator[tuple[int, bytes]]:
-        """Give seq_id and message id of the entries of a queue directory that would be copied,
+        """Yield seq_id and message id of the entries of a queue directory that would be copied,
         moved or not. After :meth:`check`."""
         for checked in self.checked:
             if checked.queue.directory != directory or not checked.readable:
@@ -411,7 +411,7 @@ class StoreCopy:
                     yield seq, msg_id.ljust(16, b"\0")
 
     def _true_sizes(self, batch: Entries) -> I64:
-        """Give the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
+        """Return the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
         says."""
         if batch.bodies is not None:
             sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
@@ -504,7 +504,7 @@ class StoreCopy:
 
 
 def _is_of_index(finding: Finding) -> bool:
-    """Tell whether a finding is about a file that holds entries."""
+    """Return whether a finding is about a file that holds entries."""
     name = os.path.basename(finding.path)
     if finding.kind is Kind.ENTRY_WITHOUT_MESSAGE:
         return False
@@ -513,7 +513,7 @@ def _is_of_index(finding: Finding) -> bool:
 
 
 def _basic(batch: Entries, vhost: bytes) -> Entries:
-    """Give the entries with the records that a node before 3.13 reads."""
+    """Return the entries with the records that a node before 3.13 reads."""
     view = memoryview(batch.data)
     starts = (batch.payloads + journal_format.PAYLOAD_SIZE).tolist()
     records = [

@@ -66,7 +66,7 @@ class QueueIds:
             self._runs[first] = min(low, before[0]), max(high, before[1])
 
     def findings(self) -> Iterator[Finding]:
-        """Give a finding for each entry whose id an entry before it has. O(n log n)."""
+        """Yield a finding for each entry whose id an entry before it has. O(n log n)."""
         if not self._others:
             return
         ids = np.concatenate([one.ids for one in self._others])

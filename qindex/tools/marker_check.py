@@ -43,7 +43,7 @@ _MOST_EMBEDDED = 1 << 20
 
 
 def check_marker(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker | None, list[Finding]]:
-    """Give what the marker of ``directory`` says or said, and what is wrong with it.
+    """Return what the marker of ``directory`` says or said, and what is wrong with it.
 
     ``None`` and no findings where it is no store of ours. Raises :class:`NotAStoreError` for a
     file, a missing directory, or a marker of another version; :class:`StorageError`.
@@ -128,7 +128,7 @@ def _deduce(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker, bool]:
 
 
 def _of_pairs(fs: FileSystem, path: str, name: str, vhost: str) -> layout.StoreMarker:
-    """Give the marker of a store whose segments have heads that say how long they are."""
+    """Return the marker of a store whose segments have heads that say how long they are."""
     data = read_optional(fs, os.path.join(path, name), HEADER_SIZE) or b""
     count = parse_header(data, file_number(name, INDEX_SUFFIX) or 0).entry_count
     if count is None or count > MAX_ENTRY_COUNT:

@@ -39,7 +39,7 @@ def read_moves(fs: FileSystem, directory: str) -> list[Move]:
 
 
 def names_of(moves: Iterable[Move]) -> list[str]:
-    """Give the names of all queues that are named."""
+    """Return the names of all queues that are named."""
     names = dict.fromkeys(name for one, _ in moves for name in (one.source, one.target))
     return [name for name in names if _can_be_one(name)]
 
@@ -52,7 +52,7 @@ def moved_away(
     findings: Iterable[Finding],
     kept_entries: KeptEntries,
 ) -> dict[str, I64]:
-    """Give the seq_ids that are to be left out, ascending, by queue directory.
+    """Return the seq_ids that are to be left out, ascending, by queue directory.
 
     ``kept_entries`` gives seq_id and message id of the entries of a queue directory (none, where
     there is none) that go into the copy. ``findings``: all that is wrong with the store. Memory:
@@ -88,7 +88,7 @@ def read_noted(fs: FileSystem, directory: str) -> list[Noted]:
 
 
 def names_in(noted: Iterable[Noted]) -> list[str]:
-    """Give the names of all queues that transactions name."""
+    """Return the names of all queues that transactions name."""
     names: dict[str, None] = {}
     for one in noted:
         names.update(dict.fromkeys(each.queue for each in one.published))
@@ -104,7 +104,7 @@ def undone(
     findings: Iterable[Finding],
     kept_entries: KeptEntries,
 ) -> dict[str, I64]:
-    """Give the seq_ids that are to be left out because of transactions; as :func:`moved_away`."""
+    """Return the seq_ids that are to be left out because of transactions; as :func:`moved_away`."""
     boot = fs.boot_id()
     hurt = {_queue_directory(one, directory) for one in findings if loses(one)}
     kept: dict[str, set[tuple[int, bytes]]] = {}
@@ -160,6 +160,6 @@ def _found(intent: Intent, there: set[tuple[int, bytes]]) -> Iterator[int]:
 
 
 def _queue_directory(finding: Finding, directory: str) -> str:
-    """Give the name of the queue directory that a finding is in, or something else."""
+    """Return the name of the queue directory that a finding is in, or something else."""
     inner = os.path.relpath(finding.path, os.path.join(directory, layout.QUEUES))
     return inner.split(os.sep, 1)[0]

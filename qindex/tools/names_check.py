@@ -95,8 +95,8 @@ def check_names(
                 yield _left(path, "a queue whose creation was cut short")
     if layout.CONVERSION in _list(fs, directory):
         path = os.path.join(directory, layout.CONVERSION)
-        what, lost = "a conversion that was cut short", "run it again before a node is started"
-        yield Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED)
+        again = "run it again before a node is started"
+        yield _left(path, "a conversion that was cut short", again)
     for place, judge in places:
         for name in _list(fs, place):
             path = os.path.join(place, name)
@@ -120,12 +120,12 @@ def check_names(
                 what = "a file" if wants_directory else "a directory"
                 yield _foreign(path, f"{what} of that name", "")
             elif judge is _in_root and name == layout.IMPORT and not in_use:
-                what, lost = "an import that was cut short", "import the same files again"
-                yield Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED)
+                again = "import the same files again"
+                yield _left(path, "an import that was cut short", again)
 
 
 def _in_root(name: str) -> bool | None:
-    """Tell whether the name is that of a directory; ``None``: it does not belong here."""
+    """Return whether the name is that of a directory; ``None``: it does not belong here."""
     return True if name in _ROOT_DIRECTORIES else False if name in _ROOT_FILES else None
 
 
@@ -147,8 +147,8 @@ def _in_message_store(name: str) -> bool | None:
     return False if name in NODE_STATE_NAMES or classify_name(name) is not None else None
 
 
-def _left(path: str, what: str) -> Finding:
-    return Finding(path, 0, 0, Cause.CRASH, what, "the next open removes it", Kind.UNFINISHED)
+def _left(path: str, what: str, then: str = "the next open removes it") -> Finding:
+    return Finding(path, 0, 0, Cause.CRASH, what, then, Kind.UNFINISHED)
 
 
 def _foreign(
@@ -163,7 +163,7 @@ def _list(fs: FileSystem, directory: str) -> list[str]:
 
 
 def _is_directory(fs: FileSystem, path: str) -> bool | None:
-    """Tell whether it is a directory; ``None``: it was removed since it was listed."""
+    """Return whether it is a directory; ``None``: it was removed since it was listed."""
     mode = _mode(fs, path)
     return None if mode is None else stat.S_ISDIR(mode)
 

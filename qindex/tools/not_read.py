@@ -17,7 +17,8 @@ _LOST = "its messages are not saved; docs/rabbitmq.md says what the vendor offer
 
 
 def node_directories(vhosts: Iterable[str]) -> list[str]:
-    """Give the nodes' directories that hold these virtual hosts', all relative to one directory."""
+    """Return the nodes' directories that hold these virtual hosts', all relative to one
+    directory."""
     found = dict.fromkeys(
         os.path.normpath(os.path.join(vhost, *[os.pardir] * 3))
         for vhost in vhosts
@@ -27,7 +28,7 @@ def node_directories(vhosts: Iterable[str]) -> list[str]:
 
 
 def queues_not_read(fs: FileSystem, node: str) -> Iterator[Finding]:
-    """Give a finding for each quorum queue and stream of a node. Raises :class:`OSError`."""
+    """Yield a finding for each quorum queue and stream of a node. Raises :class:`OSError`."""
     quorum = os.path.join(node, "quorum")
     for system in _directories(fs, quorum):
         for name in _directories(fs, os.path.join(quorum, system)):

@@ -120,7 +120,7 @@ def check_queue(
 
 
 def _judged(view: QueueView, same_run: bool) -> Iterator[Finding]:
-    """Give the findings of a view. Where no power was lost since the queue was written to, a block
+    """Yield the findings of a view. Where no power was lost since the queue was written to, a block
     without its checksum is damage, and a journal that ends inside a record was cut: the death of
     its process leaves the file as long as it was, with zeros at its end."""
     pinned = view.pinned

@@ -194,7 +194,7 @@ class _Salvage:
         return vhost.name if is_name else DEFAULT_VHOST
 
     def _routing_keys(self) -> Iterator[str]:
-        """Give names that queues may have which have lost theirs: a message that was published
+        """Yield names that queues may have which have lost theirs: a message that was published
         to the default exchange has its queue's name for a routing key."""
         for reader in self._reader.readers():
             if reader.name == reader.directories[0].directory:
@@ -244,10 +244,10 @@ class _Salvage:
 
 
 def _text_of(vhost: bytes) -> str:
-    """Give a virtual host's name as the marker of a store has it."""
+    """Return a virtual host's name as the marker of a store has it."""
     return vhost.decode("utf-8", "backslashreplace")
 
 
 def _fits(vhost: bytes) -> bool:
-    """Tell whether a store can have this virtual host's name in its marker."""
+    """Return whether a store can have this virtual host's name in its marker."""
     return layout.VHOST_SHAPE.fits(_text_of(vhost))

@@ -128,7 +128,7 @@ class SaveReport:
         return sum(queue.messages for queue in self.queues)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
+        """Return it as JSON has it."""
         return {
             "source": self.source,
             "target": self.target,
@@ -144,7 +144,7 @@ class SaveReport:
 
 
 def loses(finding: Finding, *, of_node: bool = False) -> bool:
-    """Tell whether something that ``finding`` names can't be in a copy of the store.
+    """Return whether something that ``finding`` names can't be in a copy of the store.
 
     A message that no entry names is garbage, and the store's own notes (snapshot, checksums,
     seq_ids) are made anew, so damage there costs nothing. ``of_node``: it is a RabbitMQ node's.

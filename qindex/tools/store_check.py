@@ -70,7 +70,7 @@ class ScannedFile:
     findings: list[Finding]
 
     def is_as_it_was(self, row: int, record: bytes) -> bool:
-        """Tell whether a record that was read again has not changed since."""
+        """Return whether a record that was read again has not changed since."""
         told = int(self.sums[row])
         if told:
             return xxh3_64_intdigest(record) == told
@@ -78,7 +78,7 @@ class ScannedFile:
 
 
 def pack_ids(ids: U8) -> Ids:
-    """Give message ids of shape ``(n, 16)`` as one column that can be sorted."""
+    """Return message ids of shape ``(n, 16)`` as one column that can be sorted."""
     column: Ids = np.ascontiguousarray(ids).view(_ID).ravel()
     return column
 
@@ -111,7 +111,7 @@ class StoreCheck:
     _files: dict[str, ScannedFile] = field(default_factory=dict)
 
     def findings(self) -> Iterator[Finding]:
-        """Give all findings. Raises :class:`StorageError`."""
+        """Yield all findings. Raises :class:`StorageError`."""
         self._scan_all()
         missing = self.missing = self._missing()
         if self.rescue and missing:
@@ -168,7 +168,7 @@ class StoreCheck:
                 raise StorageError(path, "can't be read", error) from error
 
     def _has_moved_on(self, file: ScannedFile) -> bool:
-        """Tell whether what was found in a file only comes of its being appended to, or gone."""
+        """Return whether what was found in a file only comes of its being appended to, or gone."""
         if not file.findings:
             return False
         end = max(one.offset + one.length for one in file.findings)
@@ -190,12 +190,12 @@ class StoreCheck:
     # -- references -----------------------------------------------------------------------------
 
     def named(self) -> tuple[Ids, I64]:
-        """Give the ids that entries name, ascending, and how many entries name each."""
+        """Return the ids that entries name, ascending, and how many entries name each."""
         names = [pack_ids(one.ids) for one in self.entries]
         return np.unique(np.concatenate(names or [_NO_IDS]), return_counts=True)
 
     def _missing(self) -> set[bytes]:
-        """Give the ids that entries name and no file has."""
+        """Return the ids that entries name and no file has."""
         named, _ = self.named()
         missing = _as_set(named[~is_in(named, self._sorted_ids())])
         if not self.in_use:
@@ -278,15 +278,15 @@ class StoreCheck:
             yield Finding(*place, Cause.DAMAGE, what, lost, kind)
 
     def files(self) -> list[ScannedFile]:
-        """Give the files as they were scanned."""
+        """Return the files as they were scanned."""
         return list(self._files.values())
 
     def paths(self) -> list[str]:
-        """Give the files that were scanned."""
+        """Return the files that were scanned."""
         return [file.path for file in self._files.values()]
 
     def all_records(self) -> tuple[Ids, I64, I64, I64]:
-        """Give ids, number of the file (see :meth:`paths`), offsets and framed sizes of all
+        """Return ids, number of the file (see :meth:`paths`), offsets and framed sizes of all
         records."""
         files = self.files()
         if not files:
@@ -344,7 +344,7 @@ class StoreCheck:
                 yield found if self.lost_is_damage(one) else replace(found, cause=Cause.CRASH)
 
     def chosen(self) -> Iterator[tuple[ScannedFile, I64, I64]]:
-        """Give the records that entries name, each message once: for each file its rows, and how
+        """Yield the records that entries name, each message once: for each file its rows, and how
         many entries name them. Of several copies in a file the last counts, as RabbitMQ has it;
         a node's half-done copies count if there is no other."""
         named, counts = self.named()
@@ -400,7 +400,7 @@ class _Notes:
         return None
 
     def of(self, records: list[Record]) -> tuple[I64, U64]:
-        """Give body sizes and checksums of these records. Shapes ``(n,)``."""
+        """Return body sizes and checksums of these records. Shapes ``(n,)``."""
         notes = [self._seen.get(msg_id, _NO_NOTE) for msg_id, _, _ in records]
         sizes = np.array([size for size, _ in notes], np.int64)
         return sizes, np.array([total for _, total in notes], np.uint64)
@@ -455,7 +455,7 @@ def _read(fs: FileSystem, path: str, record: Record) -> bytes | None:
 
 
 def _body_size(record: bytes | None, msg_id: bytes) -> int:
-    """Give the bytes of a record's body, -1 where there is nothing to be held against it."""
+    """Return the bytes of a record's body, -1 where there is nothing to be held against it."""
     if record is None or states_more(record):
         return -1
     try:

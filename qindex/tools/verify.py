@@ -85,7 +85,7 @@ class Verification:
     segment_entry_count: int | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Give the findings of all stores in the directory: of one of ours, of a virtual host's,
+        """Yield the findings of all stores in the directory: of one of ours, of a virtual host's,
         or of all virtual hosts of a RabbitMQ node's directory.
 
         Raises :class:`NotAStoreError`, :class:`StorageError`,
@@ -129,7 +129,7 @@ class StoreVerification:
     messages: StoreCheck | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Give the findings. Raises as :meth:`Verification.findings`, and :class:`OSError`."""
+        """Yield the findings. Raises as :meth:`Verification.findings`, and :class:`OSError`."""
         directory = self.reader.directory
         self.figures.stores += 1
         snapshot_path = os.path.join(directory, SNAPSHOT)

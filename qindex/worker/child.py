@@ -33,7 +33,9 @@ from qindex.worker.outcomes import (
     Retry,
     cause_of,
     checked_handlers,
+    end_if_forked,
     handler_for,
+    plain_retry,
 )
 
 _PR_SET_PDEATHSIG = 1
@@ -179,13 +181,12 @@ def serve(pipe: Connection, handlers: Handlers | str, stacks: Connection, starte
                     if is_asynchronous:
                         loop.run(made)
                 except Retry as raised:
-                    failure = Retry(raised.delay, count=raised.count)
+                    failure = plain_retry(raised)
                 except Reject as raised:
                     failure = Reject(cause_of(raised))
                 except BaseException as raised:
                     failure = HandlerError(cause_of(raised), traceback.format_exc()[-10_000:])
-                if os.getpid() != pid:
-                    os._exit(0)  # the handler forked, and this is the other one
+                end_if_forked(pid)
                 owner.end()
                 if failure is not None:
                     pipe.send(("failed", at, failure))

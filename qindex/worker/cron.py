@@ -16,7 +16,7 @@ from qindex.format.message import Microseconds
 
 SECOND = 1_000_000
 _FIRST_WINDOW = 3600 * SECOND
-_NEEDED = 'cron expressions need cronsim: pip install "qindex[worker]"'
+_NEEDED = "cron expressions need cronsim: pip install cronsim"
 
 
 class Rule(Protocol):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ BACKOFF = "exponential:1:300"
 """For a queue without a ``delivery_limit``, and without a ``backoff``."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts to reach a server that has gone."""
+_LONGEST_DELAY = 1e10
+"""Seconds."""
 FULL_PAUSE = 1.0
 """Seconds between attempts to move a message into a full dead-letter queue."""
 
@@ -41,13 +44,29 @@ class Retry(Exception):
     qindex.worker.outcomes.Retry: in 60 s
     """
 
+    # For subclasses whose __init__ does not call this one.
+    delay: float | None = None
+    count: bool = True
+
     def __init__(self, delay: float | None = None, *, count: bool = True) -> None:
+        if not _is_delay(delay):
+            raise UsageError(f"delay must be seconds from 0 to 1e10, not {delay!r}")
         super().__init__("after the back-off" if delay is None else f"in {delay:g} s")
         self.delay = delay
         self.count = count
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Retry, count=self.count), (self.delay,)
+
+
+def _is_delay(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_number and 0 <= value <= _LONGEST_DELAY)  # type: ignore[operator]
+
+
+def plain_retry(error: Retry) -> Retry:
+    """Return a :class:`Retry` of no subclass, which any process can read."""
+    return Retry(error.delay if _is_delay(error.delay) else None, count=bool(error.count))
 
 
 class Reject(Exception):
@@ -120,6 +139,26 @@ def checked_handlers(handlers: Handlers) -> bool:
     return asynchronous.pop()
 
 
+def check_options(
+    concurrency: object, retries: object, timeout: object, on_error: object, grace: object
+) -> None:
+    """Raise :class:`UsageError` for wrong values of the options that all workers have."""
+    check_count("concurrency", concurrency, 1)
+    if retries is not None:
+        check_count("retries", retries, 0)
+    if timeout is not None:
+        check_seconds("timeout", timeout)
+    check_callable("on_error", on_error)
+    check_seconds("grace", grace, zero=True)
+
+
+def end_if_forked(pid: int) -> None:
+    """End this process if it is not ``pid``: a handler has forked, and returned in both. The other
+    one would go on as a second worker, which nobody knows of."""
+    if os.getpid() != pid:
+        os._exit(0)
+
+
 def check_count(name: str, value: object, least: int) -> None:
     """Raise :class:`UsageError` for what is no whole number, or is less than ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -133,6 +172,12 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     if not (0 < number < math.inf or (zero and number == 0)):
         above = "at least 0" if zero else "above 0"
         raise UsageError(f"{name} is a number of seconds, {above}, not {value!r}")
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise :class:`UsageError` for what is neither None nor a callable."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} is a function, not {value!r}")
 
 
 def wanted_settings(
@@ -179,7 +224,9 @@ def outcome_of(
     is_last = limit is not None and attempt >= limit
     if isinstance(error, Retry):
         if not (error.count and is_last):
-            return Outcome("nack", {"delay": error.delay, "count": error.count})
+            # A subclass may have set any delay, and the store's refusal would end the worker.
+            plain = plain_retry(error)
+            return Outcome("nack", {"delay": plain.delay, "count": plain.count})
     elif not is_last:
         return Outcome("nack", {})
     return Outcome("reject", {"reason": cause_of(error)})
@@ -191,7 +238,11 @@ _LONGEST = 1000
 
 def cause_of(error: BaseException) -> str:
     """Say in a line what went wrong."""
-    text = " ".join(str(error)[:_LONGEST].split()).encode("utf-8", "backslashreplace").decode()
+    try:
+        text = str(error)[:_LONGEST]
+    except BaseException as second:
+        text = f"its text can't be made: {type(second).__name__}"
+    text = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     if isinstance(error, Reject | HandlerError | NoHandlerError | ProcessDiedError | TimedOutError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

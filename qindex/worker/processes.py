@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -28,6 +29,10 @@ _LOOK = 1.0
 """Seconds between looks whether a process is alive whose handler runs."""
 _ATTEMPTS = 3
 """Processes in a row that may die before they have begun."""
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+"""Errors that pass: the system has no descriptor, process or memory left."""
+_SCARCE_PAUSE = 1.0
+"""Seconds between attempts to start a process meanwhile."""
 _STACK_WAIT = 0.5
 """Seconds that a process gets to write its stack."""
 _END_WAIT = 5.0
@@ -56,7 +61,7 @@ class InProcess:
         self._started = _SPAWN.RawValue("Q", 0)
         self._tasks = 0
         self._pipe: Connection
-        self._process: Any
+        self._process: Any = None
         self._begin()
 
     def run(self, batch: Sequence[Delivery]) -> Iterator[BaseException | None]:
@@ -140,7 +145,8 @@ class InProcess:
 
     def cut(self) -> None:
         """Kill the process."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process."""
@@ -149,16 +155,8 @@ class InProcess:
 
     def _begin(self) -> None:
         for _ in range(_ATTEMPTS):
-            self._tasks = 0
-            self._pipe, theirs = _SPAWN.Pipe()
-            # Not a pipe; but it is in a Connection that a descriptor is passed on.
-            stacks = Connection(os.dup(self._stacks.fileno()))
-            self._process = _SPAWN.Process(
-                target=child.serve, args=(theirs, self._handler, stacks, self._started)
-            )
-            self._process.start()
-            theirs.close()
-            stacks.close()
+            if not self._start():
+                return
             with suppress(EOFError, ConnectionError):
                 if not self._has_begun():
                     self._process.kill()
@@ -171,7 +169,41 @@ class InProcess:
             if self._stopping.is_set():
                 return
             log.error("a process has ended before it had a message: %s", how)
-        raise ProcessDiedError(f"processes end before they have a message: {how}")
+        raise ProcessDiedError(
+            f"processes end before they have a message: {how}. Each one imports the program's main "
+            'module: what this does only when it is started belongs under if __name__ == "__main__"'
+        )
+
+    def _start(self) -> bool:
+        """Start a process, as soon as the system has room for one. Return False if the worker is to
+        end before."""
+        while True:
+            try:
+                self._start_now()
+            except OSError as error:
+                if error.errno not in _SCARCE:
+                    raise
+                log.error("a process can't be started now: %s", error.strerror)
+                if self._stopping.wait(_SCARCE_PAUSE):
+                    return False
+            else:
+                return True
+
+    def _start_now(self) -> None:
+        self._tasks = 0
+        ours, theirs = _SPAWN.Pipe()
+        try:
+            # Not a pipe; but it is in a Connection that a descriptor is passed on.
+            with theirs, Connection(os.dup(self._stacks.fileno())) as stacks:
+                process: Any = _SPAWN.Process(
+                    target=child.serve, args=(theirs, self._handler, stacks, self._started)
+                )
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        # Not before it has started: cut() kills what is here.
+        self._pipe, self._process = ours, process
 
     def _has_begun(self) -> bool:
         """Wait until the process has imported its handler; return False if it is to be killed."""
@@ -187,6 +219,8 @@ class InProcess:
             self._begin()
 
     def _end(self) -> None:
+        if self._process is None:  # the worker ended before it could be started
+            return
         self._pipe.close()
         self._process.join(_END_WAIT)
         if self._process.exitcode is None:
@@ -201,7 +235,7 @@ class InProcess:
             self._process.kill()
             return "its process closed its pipe"
         if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
+            return f"its process was killed by {_signal_name(-code)}"
         return f"its process ended with exit code {code}"
 
     def _kill_hanging(self, delivery: Delivery) -> None:
@@ -209,6 +243,13 @@ class InProcess:
             "queue=%s seq_id=%d timed out:\n%s", delivery.queue_name, delivery.seq_id, self.stack()
         )
         self._process.kill()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"
 
 
 def _called(

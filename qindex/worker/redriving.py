@@ -14,6 +14,7 @@ from qindex.format.settings import checked_name
 from qindex.queue.dead_letter import DEATHS
 from qindex.view.queue_view import Row
 from qindex.view.reader import StoreReader
+from qindex.worker.outcomes import check_callable
 
 if TYPE_CHECKING:
     from qindex.client.faces import AnyQueue
@@ -78,7 +79,9 @@ def redrive(
         checked_name(to)
     if to == queue.name:
         raise UsageError(f"queue {to!r} is where the messages are")
-    if rate is not None and not rate > 0:
+    check_callable("filter", filter)
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if rate is not None and not (is_number and rate > 0):
         raise UsageError(f"rate must be above 0 messages a second, not {rate!r}")
     report = RedriveReport()
     start = monotonic()

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,12 +24,15 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
+from qindex.queue.leases import check_lease
+from qindex.server import signals
 from qindex.worker.child import check_sendable, load_handlers
 from qindex.worker.outcomes import (
     Figures,
     Handlers,
     Outcome,
     check_count,
+    check_options,
     check_seconds,
     checked_handlers,
     log,
@@ -72,7 +76,7 @@ class WorkerOptions(TypedDict, total=False):
     slow_after: float
     max_tasks: int | None
     max_memory: int | None
-    health: str | None
+    health: str | os.PathLike[str] | None
     batch: int
     until_empty: bool
 
@@ -135,28 +139,23 @@ class Worker:
         slow_after: float = 60.0,
         max_tasks: int | None = None,
         max_memory: int | None = None,
-        health: str | None = None,
+        health: str | os.PathLike[str] | None = None,
         batch: int = 1,
         until_empty: bool = False,
     ) -> None:
         handlers = load_handlers(handler) if isinstance(handler, str) else handler
         self._is_asynchronous = checked_handlers(handlers)
-        check_count("concurrency", concurrency, 1)
+        check_options(concurrency, retries, timeout, on_error, grace)
         check_count("processes", processes, 0)
         check_count("batch", batch, 1)
-        for name, count, least in (
-            ("retries", retries, 0),
-            ("max_tasks", max_tasks, 1),
-            ("max_memory", max_memory, 1),
-        ):
+        for name, count in (("max_tasks", max_tasks), ("max_memory", max_memory)):
             if count is not None:
-                check_count(name, count, least)
-        if timeout is not None:
-            check_seconds("timeout", timeout)
+                check_count(name, count, 1)
         if lease is not None:
-            check_seconds("lease", lease)
-        check_seconds("grace", grace, zero=True)
+            check_lease(lease)
         check_seconds("slow_after", slow_after)
+        if not isinstance(health, str | os.PathLike | None):
+            raise UsageError(f"health is the path of a file, not {health!r}")
         if processes and concurrency > 1:
             raise UsageError("a process runs one handler at a time: concurrency is for threads")
         if timeout is not None and not processes and not self._is_asynchronous:
@@ -182,7 +181,7 @@ class Worker:
         self._on_error = on_error
         self._grace = grace
         self._slow_after = slow_after
-        self._health = health
+        self._health = None if health is None else os.fspath(health)
         self._figures = Figures()
         self._lock = threading.Lock()
         self._told: SimpleQueue[str] = SimpleQueue()
@@ -350,13 +349,21 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(one, lambda *_: self.stop()) for one in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+        before = [signal.getsignal(one) for one in signals.ENDS]
+        with signals.heard() as told:
+            threading.Thread(target=self._listen, args=(told,), daemon=True).start()
+            try:
+                yield
+            finally:
+                for number, handler in zip(signals.ENDS, before, strict=True):
+                    signal.signal(number, handler)
+
+    def _listen(self, told: socket.socket) -> None:
+        """Stop at each signal that the socket tells of."""
+        with suppress(OSError):  # it is closed at the end
+            while number := told.recv(1):
+                if number[0] in signals.ENDS:
+                    self.stop()
 
     @contextmanager
     def _runners(self) -> Iterator[Callable[[], Runner]]:
@@ -371,11 +378,18 @@ class Worker:
             yield lambda: InThread(self._handlers)
         else:
             loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="qindex loop", daemon=True)
+            ended = threading.Event()
+
+            def run_loop() -> None:
+                while not ended.is_set():  # a handler may stop the loop, too
+                    loop.run_forever()
+
+            thread = threading.Thread(target=run_loop, name="qindex loop", daemon=True)
             thread.start()
             try:
                 yield lambda: OnLoop(loop, self._handlers, self._timeout)
             finally:
+                ended.set()
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
                 loop.close()

@@ -4,6 +4,7 @@ processes: :mod:`qindex.worker.processes`."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import traceback
@@ -12,7 +13,14 @@ from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 from qindex.queue.delivery import Delivery
-from qindex.worker.outcomes import HandlerError, Handlers, TimedOutError, cause_of, handler_for
+from qindex.worker.outcomes import (
+    HandlerError,
+    Handlers,
+    TimedOutError,
+    cause_of,
+    end_if_forked,
+    handler_for,
+)
 from qindex.worker.tasks import within
 
 
@@ -65,7 +73,11 @@ class InThread(_OneByOne):
 
     def call(self, delivery: Delivery) -> None:
         """See :class:`Runner`."""
-        handler_for(self._handlers, delivery.properties.get("type"))(delivery)
+        pid = os.getpid()
+        try:
+            handler_for(self._handlers, delivery.properties.get("type"))(delivery)
+        finally:
+            end_if_forked(pid)
 
     def stack(self) -> str:
         """Return the stack of the slot's thread."""

@@ -145,6 +145,12 @@ class Slot:
             except ClosedError:
                 if not worker.stopping.is_set():
                     raise
+            except BaseException:
+                # The error keeps the consumer alive, and a server has sent messages ahead to it.
+                self._consumer.stop()
+                with suppress(StoreError):
+                    next(self._consumer, None)
+                raise
 
     def _handle(self, batch: Sequence[Delivery]) -> None:
         assert self.runner is not None
@@ -157,6 +163,8 @@ class Slot:
             self.is_reported = False
         attempts = [one.delivery_count for one in batch]
         for error in self.runner.run(batch):
+            if self._is_cut:
+                return  # The error is that of the process, which the cut has killed.
             at = self.at
             outcome = self._worker.judge(batch[at], attempts[at], error)
             while not self._settle_one(batch[at], outcome):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,9 +29,9 @@ from qindex.worker.outcomes import (
     Handlers,
     Outcome,
     TimedOutError,
-    check_count,
-    check_seconds,
+    check_options,
     checked_handlers,
+    end_if_forked,
     handler_for,
     log,
     log_cut,
@@ -61,6 +62,7 @@ async def within(timeout: float | None, handlers: Handlers, delivery: Any) -> No
     """Call the handler, a coroutine function, for a delivery. Raises :class:`TimedOutError` if it
     was ended by its timeout."""
     limit = asyncio.timeout(timeout)
+    pid = os.getpid()
     try:
         async with limit:
             await handler_for(handlers, delivery.properties.get("type"))(delivery)
@@ -68,6 +70,8 @@ async def within(timeout: float | None, handlers: Handlers, delivery: Any) -> No
         if limit.expired():
             raise TimedOutError(f"the handler took longer than {timeout:g} s") from None
         raise
+    finally:
+        end_if_forked(pid)
 
 
 class TaskWorker:
@@ -88,12 +92,7 @@ class TaskWorker:
     ) -> None:
         if not checked_handlers(handler):
             raise UsageError("here a handler is a coroutine function")
-        check_count("concurrency", concurrency, 1)
-        if retries is not None:
-            check_count("retries", retries, 0)
-        if timeout is not None:
-            check_seconds("timeout", timeout)
-        check_seconds("grace", grace, zero=True)
+        check_options(concurrency, retries, timeout, on_error, grace)
         self._queue = queue
         self._handlers = handler
         self._concurrency = concurrency

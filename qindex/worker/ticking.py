@@ -59,6 +59,7 @@ class Ticker:
         self._consumer: AnyConsumer | None = None
         self._clock: Microseconds | None = None
         self._looked: Microseconds = 0
+        self._pause = _FIRST_PAUSE
 
     def start(self) -> None:
         """Run in a thread, until :meth:`stop` or until the engine is closed."""
@@ -88,18 +89,17 @@ class Ticker:
 
         Errors are logged, and it goes on: with another server of a shared store as well.
         """
-        pause = _FIRST_PAUSE
         while not self._stopped.is_set():
             try:
                 self.turn(_LOOK)
-                pause = _FIRST_PAUSE
+                self._pause = _FIRST_PAUSE
             except StoreError as error:
                 if self._engine.closed:
                     return
-                _log.warning("schedules wait for %.1f s: %s", pause, error)
+                _log.warning("schedules wait for %.1f s: %s", self._pause, error)
                 self._clock = None
-                self._stopped.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                self._stopped.wait(self._pause)
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def turn(self, timeout: float) -> None:
         """Publish what is due until nothing was for ``timeout`` seconds."""
@@ -110,6 +110,8 @@ class Ticker:
             return
         for delivery in consumer:
             self._settle(delivery)
+            # A turn does not end where a schedule is due more often than once a minute.
+            self._pause = _FIRST_PAUSE
             self._look(queue)
         if consumer.stopped:
             self._stopped.set()  # the engine is about to close

@@ -1,12 +1,14 @@
 """Every crash state, within stated bounds, of the fixed workloads.
 
-The quick tier opens every state that the death of the process leaves, and those of a loss of power
-at some points; which ones, and which steps of recoveries are crashed, rotates.
+Every tier opens every state that the death of the process leaves. Those of a loss of power it opens
+at some points; which ones, and which steps of recoveries are crashed, rotates. The nightly tier
+opens them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -14,20 +16,25 @@ import pytest
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Known, Limits
 from tests.crash.states import Bounds
-from tests.crash.workloads import FIRST, LIMITS, TOGETHER, WORKLOADS
+from tests.crash.workloads import FIRST, LATER, LIMITS, TOGETHER, WORKLOADS
 from tests.effort import SEED, by_tier
 
 _FEW = Bounds(product=2, pairs=0, subset=1, moments=1)
 _QUICK = Limits(bounds=_FEW, power=40, second=96, goes_on=64, turn=SEED)
 _LIMITS = Limits(bounds=_FEW, second=31, goes_on=64, turn=SEED)
-"""Of the workloads on dead letters, leases, limits, transactions and priorities. The order of
-writes to several files is new in them, so fewer pages of one file are varied than elsewhere."""
+"""Of the workloads on dead letters, leases and limits. The order of writes to several files is new
+in them, so fewer pages of one file are varied than elsewhere."""
+_TOGETHER = replace(_LIMITS, power=2)
+"""Of those on delays, unique keys, transactions and priorities, which write most. Each commit tries
+a loss of power at every other point."""
 _WHOLE = Limits(turn=SEED)
 _NIGHTLY = Limits(Bounds(product=64, pairs=64, subset=4, moments=6), goes_on=8, turn=SEED)
 
 
 def limits_of(workload: Workload) -> Limits:
-    whole = _LIMITS if workload in LIMITS + TOGETHER + FIRST else _WHOLE
+    whole = _LIMITS if workload in LIMITS else _WHOLE
+    if workload in LATER + TOGETHER + FIRST:
+        whole = _TOGETHER
     return by_tier(quick=_QUICK, all=whole, nightly=_NIGHTLY)
 
 

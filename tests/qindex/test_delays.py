@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ from qindex.tools.verify import verify
 from tests.cli.support import run
 from tests.effort import by_tier
 from tests.faulty_fs import FaultyFileSystem
+from tests.traced_memory import tracing
 
 YEAR = 3e7
 
@@ -446,3 +449,17 @@ def test_taken_early_and_given_back_with_another_delay(tmp_path: Path) -> None:
         assert queue.get(timeout=0.2) is None
         assert queue.stats().delayed == 1
         assert queue.get(seq_id=seq_id).body == b"1"  # type: ignore[union-attr]
+
+
+def test_a_consumer_that_waits_for_delayed_messages_keeps_few_of_their_bytes(
+    tmp_path: Path,
+) -> None:
+    options: Any = {"segment_entry_count": 512, "background": False}
+    with qindex.open(tmp_path, **options) as engine:
+        engine.queue("q").publish_many([bytes(1000)] * 8192, delay=YEAR)
+        engine.flush()
+    with qindex.open(tmp_path, **options) as engine:
+        queue = engine.queue("q")
+        with tracing():
+            assert queue.get(timeout=0) is None
+            assert tracemalloc.get_traced_memory()[1] < 3_000_000

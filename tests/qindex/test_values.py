@@ -65,6 +65,8 @@ def test_values_return_as_they_were(
 ) -> None:
     queue = engine.queue("q", serializer=serializer)
     given: list[Any] = [{"id": 1, "é": [None, 1.5, "x"]}, [], 17, "text", None]
+    if serializer != "json":  # whose keys are texts
+        given.append({17: {b"raw": {None: 1.5}}})
     for value in given:
         queue.publish(value, key="k", properties={"type": "order"})
     queue.publish_many([*given, b"raw"])

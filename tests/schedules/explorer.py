@@ -59,6 +59,8 @@ def explore(
     count = 0
     began = process_time()
     gc.disable()
+    # What the first run in a process loads and makes would give it decisions that no other run has.
+    Run({}, kinds=kinds, handler=handler).go(body)
     for cost, level in enumerate(waiting):
         while level:
             result.seconds = process_time() - began

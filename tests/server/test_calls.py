@@ -177,6 +177,31 @@ def test_threads_share_an_engine_and_a_consumer(tmp_path: Path) -> None:
         assert (stats.acked, stats.ready, stats.unacked) == (3 * count, 0, 0)
 
 
+def test_a_stopped_consumer_keeps_no_message_from_others(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"a", b"b", b"c"])
+        consumer = queue.consume(prefetch=1)
+        first, found = next(consumer), []
+        consumer.stop()
+        first.nack(delay=0, count=False)  # the loop's body still runs
+        while (one := queue.get(1)) is not None:
+            found.append((one.body, one.delivery_count))
+            one.ack()
+        assert sorted(found) == [(b"a", 1), (b"b", 1), (b"c", 1)]
+        assert list(consumer) == []
+        with qindex.open(tmp_path, shared=True) as other:
+            again = other.queue("q")
+            again.publish_many([b"d", b"e"])
+            ahead = queue.consume(prefetch=2)
+            held = next(ahead)
+            ahead.stop()
+            got = again.get(1)
+            assert (held.body, got.body if got else None) == (b"d", b"e")
+            held.ack()
+            assert again.stats().unacked == 1
+
+
 def test_waiting_calls_end_with_the_engine_and_a_drain_waits(tmp_path: Path) -> None:
     engine = qindex.open(tmp_path, shared=True, linger=0)
     with qindex.open(tmp_path, shared=True) as other:

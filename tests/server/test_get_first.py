@@ -17,6 +17,7 @@ import qindex
 import qindex.aio
 from qindex.server import protocol as wire
 from tests.server.support import WAIT, end_server, log_of, server_pid
+from tests.waiting import wait_until
 
 
 class Taker(threading.Thread):
@@ -134,10 +135,13 @@ with qindex.open(sys.argv[1], shared=True) as engine:
 
 def test_a_client_that_dies_loses_nothing(tmp_path: Path) -> None:
     with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        engine.queue("a")
         b = engine.queue("b")
         command = [sys.executable, "-P", "-c", WAITING_CHILD, str(tmp_path)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        server_files = Path(f"/proc/{server_pid(tmp_path)}/fd")
         for dies_with in (b"waiting\n", b"got\n"):
+            before = len(os.listdir(server_files))
             with subprocess.Popen(command, **pipes) as child:  # type: ignore[call-overload]
                 assert child.stdout.readline() == b"waiting\n"
                 if dies_with == b"got\n":
@@ -145,6 +149,8 @@ def test_a_client_that_dies_loses_nothing(tmp_path: Path) -> None:
                     assert child.stdout.readline() == dies_with
                 child.kill()
             if dies_with == b"waiting\n":
+                # Until it hears of the death, the server may send the message to the dead one.
+                wait_until(lambda: len(os.listdir(server_files)) == before)  # noqa: B023
                 b.publish(b"x")
             found = engine.get(["a", b], timeout=WAIT)
             assert found is not None

@@ -23,6 +23,22 @@ class _Odd:
         return int, ("no number",)
 
 
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Bare(Retry):
+    def __init__(self) -> None:
+        """Not that of the class above."""
+
+
+class Backwards(Retry):
+    def __init__(self) -> None:
+        super().__init__()
+        self.delay = -1
+
+
 class Refused(Reject):
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"{one} {other}")
@@ -68,6 +84,21 @@ def handle(delivery: Any) -> None:
     elif what == "forked":
         if os.fork() == 0:
             time.sleep(0.2)
+    elif what == "forks":
+        if os.fork() == 0:
+            time.sleep(0.05)
+        else:
+            os.wait()
+    elif what == "unsayable":
+        raise Unsayable
+    elif what == "bare":
+        raise Bare
+    elif what == "backwards":
+        raise Backwards
+    elif what == "before":
+        raise Retry(float(rest))
+    elif what == "signal":
+        os.kill(os.getpid(), int(rest))
     elif what == "exits":
         sys.exit(3)
     elif what == "refused":
@@ -84,6 +115,8 @@ async def handle_soon(delivery: Any) -> None:
         await asyncio.sleep(float(rest))
     elif what == "hang":
         await asyncio.Event().wait()
+    elif what == "stop":
+        asyncio.get_running_loop().stop()
     else:
         handle(delivery)
 

@@ -130,7 +130,13 @@ def test_delayed_and_priority_letters(tmp_path: Path) -> None:
 def test_wrong_use(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "data") as engine:
         failed = fail(engine)
-        for options in ({"to": "failed"}, {"rate": 0}, {"rate": -1}, {"to": ""}):
+        wrong: list[dict[str, Any]] = [
+            {"to": "failed"},
+            {"to": ""},
+            *({"rate": rate} for rate in (0, -1, "5", float("nan"), True)),
+            {"filter": "key=o-1"},
+        ]
+        for options in wrong:
             with pytest.raises(qindex.UsageError):
                 failed.redrive(**options)
         assert len(failed) == 7
@@ -168,6 +174,8 @@ def test_the_command(tmp_path: Path) -> None:
         found = run("redrive", data, *arguments)
         assert (found.code, len(found.complaints)) == (2, 1)
     assert "nothing" not in run("list", data).text
+    assert run("redrive", tmp_path / "wrong", "failed").code == 2
+    assert not (tmp_path / "wrong").exists()
 
 
 CHILD = """

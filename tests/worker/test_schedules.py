@@ -20,7 +20,7 @@ from qindex.queue import run_clock
 from qindex.worker import schedules, ticking
 from qindex.worker.cron import SECOND
 from qindex.worker.schedules import INSTANT_HEADER, MOST_MISSED, QUEUE, SCHEDULE_HEADER
-from tests.waiting import WAIT
+from tests.waiting import WAIT, wait_until
 
 YEAR = 365 * 86400.0
 BEGIN = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -447,3 +447,26 @@ def test_coroutines_schedule_too(tmp_path: Path) -> None:
             assert (await (await engine.queue("jobs")).get()).body == b"b"
 
     asyncio.run(main())
+
+
+def test_a_ticker_that_loses_its_server_now_and_then_waits_no_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settle = schedules.settle
+
+    def settle_and_lose(*arguments: Any) -> None:
+        settle(*arguments)
+        settled.append(1)
+        if len(settled) % 4 == 0:
+            raise qindex.DisconnectedError("gone")
+
+    settled: list[int] = []
+    monkeypatch.setattr(ticking, "_FIRST_PAUSE", 0.01)
+    with qindex.open(tmp_path / "data") as engine:
+        engine.schedule("pulse", every=0.1, queue="jobs")
+        monkeypatch.setattr(schedules, "settle", settle_and_lose)
+        with qindex.Ticker(engine):
+            wait_until(lambda: len(settled) >= 21)
+    pauses = [float(str(one.args[0])) for one in caplog.records if isinstance(one.args, tuple)]
+    assert len(pauses) >= 5
+    assert max(pauses) <= 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.worker import Figures, Worker
+from qindex.worker import Figures, Worker, processes
 from tests.waiting import WAIT, wait_until
 from tests.worker import handlers
 from tests.worker.support import QUICK, Running, letters, lines, running
 
-KINDS: dict[str, tuple[Any, dict[str, int]]] = {
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "threads": (handlers.handle, {"concurrency": 2}),
     "coroutines": (handlers.handle_soon, {"concurrency": 2}),
     "processes": (handlers.handle, {"processes": 2}),
@@ -131,25 +132,44 @@ def test_a_handler_that_takes_ten_leases_runs_once(
     assert started == [1]
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["embedded", "shared"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_end_gives_back_uncounted_what_still_runs(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kind: str, shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler, options = KINDS[kind]
-    with qindex.open(tmp_path / "data") as engine:
+    told: list[BaseException] = []
+    if kind != "coroutines":
+        options = options | {"on_error": lambda _, error: told.append(error)}
+    store = tmp_path / "data"
+    with qindex.open(store, shared=True, linger=0) if shared else qindex.open(store) as engine:
         queue = engine.queue("q")
         queue.publish_many([b"sleep 20", b"sleep 20", b"ack"])
         with running(queue, handler, grace=0.1, **options) as found:
             wait_until(lambda: found.worker.figures.running == 2)
             found.worker.stop()
             assert found.join().cut == 2
+            figures = found.worker.figures
         assert caplog.text.count("cut: given back, not counted") == 2
+        assert (told, figures.failed) == ([], 0)
         again = queue.get_many(3)
         assert [(one.body, one.delivery_count) for one in again] == [
             (b"sleep 20", 1),
             (b"sleep 20", 1),
             (b"ack", 1),
         ]
+
+
+def test_a_signal_that_another_thread_got_ends_the_wait(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "data") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"")
+
+        def end(_: object) -> None:
+            time.sleep(0.2)  # the main thread waits
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        assert Worker(queue, end, slow_after=1e6).run().done == 1
 
 
 def test_a_second_stop_hurries(tmp_path: Path) -> None:
@@ -243,6 +263,102 @@ def test_sys_exit_and_kinds_of_reject(engine: qindex.AnyEngine, kind: str) -> No
         wait_until(lambda: queue.stats().messages == 0)
     assert (found.join().done, found.join().failed) == (1, 4)
     assert letters(engine)[b"refused"]["cause"] == "no way"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_errors_do_not_end_the_worker(engine: qindex.AnyEngine, kind: str) -> None:
+    """An error has no text, and pauses are none."""
+    handler, options = KINDS[kind]
+    queue = engine.queue("q")
+    odd = [b"unsayable", b"bare", b"backwards", b"before -1", b"before nan", b"before 1e11"]
+    queue.publish_many([*odd, b"fine"])
+    with running(queue, handler, **QUICK, **options) as found:
+        wait_until(lambda: found.worker.figures.dead == len(odd) or not found.thread.is_alive())
+        wait_until(lambda: queue.stats().messages == 0 or not found.thread.is_alive())
+    assert (found.join().done, found.join().failed) == (1, 3 * len(odd))
+    assert found.join().restarts == 0
+    causes = {body: one["cause"] for body, one in letters(engine).items()}
+    assert causes[b"unsayable"] == "Unsayable: its text can't be made: RuntimeError"
+    assert causes[b"before -1"] == "UsageError: delay must be seconds from 0 to 1e10, not -1.0"
+    assert set(causes) == set(odd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_a_handler_forks_takes_no_messages(
+    engine: qindex.AnyEngine, kind: str, tmp_path: Path
+) -> None:
+    handler, options = KINDS[kind]
+    out = tmp_path / "out"
+    queue = engine.queue("q")
+    queue.publish_many([b"forks", b"forks"])
+    queue.publish_many([f"write {out} {at}".encode() for at in range(20)])
+    with running(queue, handler, **QUICK, **options) as found:
+        wait_until(lambda: found.worker.figures.done == 22)
+    assert found.join().failed == 0
+    assert sorted(int(one[0]) for one in lines(out)) == list(range(20))
+
+
+def test_one_that_is_killed_by_a_signal_without_a_name(engine: qindex.AnyEngine) -> None:
+    queue = engine.queue("q")
+    number = signal.SIGRTMIN + 3
+    queue.publish(b"signal %d" % number)
+    with running(queue, handlers.handle, processes=1, **QUICK) as found:
+        wait_until(lambda: found.worker.figures.dead == 1 or not found.thread.is_alive())
+    assert found.join().failed == 3
+    dead = letters(engine)
+    assert dead[b"signal %d" % number]["cause"] == f"its process was killed by signal {number}"
+
+
+def test_a_coroutine_that_stops_its_loop_does_not_stop_the_others(
+    engine: qindex.AnyEngine,
+) -> None:
+    queue = engine.queue("q")
+    queue.publish_many([b"stop", b"sleep 0.01", b"stop", b"sleep 0.01"])
+    with running(queue, handlers.handle_soon, concurrency=2) as found:
+        wait_until(lambda: found.worker.figures.done == 4)
+
+
+def test_a_process_that_can_not_be_started_is_waited_for(
+    engine: qindex.AnyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "_SCARCE_PAUSE", 0.01)
+    start = processes._SPAWN.Process.start
+    failures = [errno.EMFILE, errno.EAGAIN]
+
+    def start_or_fail(process: Any) -> None:
+        if worker.figures.done and failures:
+            raise OSError(failures[0], os.strerror(failures.pop(0)))
+        start(process)
+
+    queue = engine.queue("q")
+    queue.publish_many([b"fine", b"fine"])
+    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
+    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
+    found = Running(worker)
+    wait_until(lambda: worker.figures.done == 2 or not found.thread.is_alive())
+    worker.stop()
+    assert (found.join().done, failures) == (2, [])
+    assert "can't be started now: Too many open files" in caplog.text
+
+
+def test_a_worker_whose_process_can_not_be_started_ends_with_that_error(
+    engine: qindex.AnyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = processes._SPAWN.Process.start
+
+    def start_or_fail(process: Any) -> None:
+        if worker.figures.done:
+            raise PermissionError(errno.EPERM, "no")
+        start(process)
+
+    queue = engine.queue("q")
+    queue.publish_many([b"fine", b"fine"])
+    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
+    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
+    found = Running(worker)
+    with pytest.raises(PermissionError):
+        found.join()
+    assert queue.stats().ready == 1
 
 
 def test_replaced_processes_begin_while_the_parents_threads_hold_locks(tmp_path: Path) -> None:
@@ -374,6 +490,8 @@ def test_a_full_dead_letter_queue_is_waited_for(tmp_path: Path) -> None:
         (handlers.handle_soon, {"timeout": float("nan")}, "timeout is a number"),
         (handlers.handle, {"grace": -1}, "grace is a number of seconds, at least 0"),
         (handlers.handle, {"lease": "1"}, "lease is a number"),
+        (handlers.handle, {"on_error": 3}, "on_error is a function"),
+        (handlers.handle, {"health": 3}, "health is the path of a file"),
         (lambda delivery: None, {"processes": 1}, "a function of a module"),
         (handlers.handle, {"retries": -1}, "at least 0"),
         (handlers.handle, {"max_tasks": 3}, "for processes"),

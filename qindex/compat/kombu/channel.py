@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from kombu.utils.uuid import uuid
 from qindex.compat.kombu.getter import Getter, give_back
 from qindex.compat.kombu.messages import options_of, payload_of
 from qindex.compat.kombu.qos import QoS
-from qindex.compat.kombu.topology import Exchange
+from qindex.compat.kombu.topology import Topic
 
 if TYPE_CHECKING:
     from qindex.queue.delivery import Delivery
@@ -42,6 +42,7 @@ class Channel(virtual.Channel):
     """A channel: its consumers, and their unsettled messages."""
 
     QoS = QoS
+    exchange_types = virtual.Channel.exchange_types | {"topic": Topic}
     supports_fanout = True
     do_restore = False
     max_priority: int | None = 9
@@ -75,49 +76,33 @@ class Channel(virtual.Channel):
                 raise self._not_found("exchange", exchange)
             if type not in self.exchange_types:
                 raise ChannelError(f"there is no exchange type {type!r}", (40, 10), "", "503")
-            made = Exchange(type, bool(durable), bool(auto_delete), arguments or {})
-            topology.declare(exchange, made)
-        elif not passive and known.type != type:
-            raise NotEquivalentError(
-                f"exchange {exchange!r} has the type {known.type!r}, not {type!r}"
-            )
+            topology.declare(exchange, type)
+        elif not passive and known != type:
+            raise NotEquivalentError(f"exchange {exchange!r} has the type {known!r}, not {type!r}")
 
     def exchange_delete(
         self, exchange: str, if_unused: bool = False, nowait: bool = False, **kwargs: Any
     ) -> None:
         """Remove an exchange and its bindings."""
         topology = self.connection.topology
-        if not (if_unused and topology.bindings(exchange)):
+        if not (if_unused and topology.route(exchange)[1]):
             topology.forget_exchange(exchange)
 
     def get_exchanges(self) -> list[str]:
         """Return the names of the exchanges."""
         return list(self.connection.topology.exchanges())
 
-    def get_table(self, exchange: str) -> list[tuple[str, Any, str]]:
-        """Return the bindings to an exchange."""
-        known, bindings = self.connection.topology.route(exchange)
-        return self._table(known, exchange, bindings)
-
-    def _table(
-        self, known: Exchange | None, exchange: str, bindings: Sequence[Any]
-    ) -> list[tuple[str, Any, str]]:
-        prepare = self.exchange_types[known.type if known else "direct"].prepare_bind
-        return [prepare(one.queue, exchange, one.routing_key, one.arguments) for one in bindings]
-
-    def typeof(self, exchange: str, default: str = "direct") -> Any:
-        """Return the type of an exchange."""
-        known = self.connection.topology.exchanges().get(exchange)
-        return self.exchange_types[known.type if known else default]
-
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         """Return the queues that a message goes to."""
         default = default or self.deadletter_queue
         if not exchange:
             return [routing_key or default] if routing_key or default else []
-        known, bindings = self.connection.topology.route(exchange)
-        kind = self.exchange_types[known.type if known else "direct"]
-        table = self._table(known, exchange, bindings)
+        type, bindings = self.connection.topology.route(exchange)
+        kind = self.exchange_types[type]
+        table = [
+            kind.prepare_bind(one.queue, exchange, one.routing_key, one.arguments)
+            for one in bindings
+        ]
         found = sorted(kind.lookup(table, exchange, routing_key, None))
         return found or ([default] if default else [])
 
@@ -182,18 +167,14 @@ class Channel(virtual.Channel):
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return queue in self.connection.engine.queue_names()
 
-    def _new_queue(self, queue: str, **kwargs: Any) -> None:
-        self.connection.handle(queue)
-
     def _size(self, queue: str) -> int:
         return int(self.connection.call(queue, len))
 
-    def _purge(self, queue: str) -> int:
-        return int(self.connection.call(queue, lambda handle: handle.purge()))
-
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
         """Drop the messages that are with no consumer. Return how many there were."""
-        return self._purge(queue) if self._has_queue(queue) else 0
+        if not self._has_queue(queue):
+            return 0
+        return int(self.connection.call(queue, lambda handle: handle.purge()))
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
@@ -245,7 +226,10 @@ class Channel(virtual.Channel):
         body, options = options_of(message, exchange, routing_key)
         if exchange:
             for name in self._lookup(exchange, routing_key):
-                connection.publish_if_there(name, body, options)
+                if name == self.deadletter_queue:
+                    connection.call(name, lambda handle: handle.publish(body, **options))
+                else:
+                    connection.publish_if_there(name, body, options)
         elif _is_reply(message):
             # Whoever asked may have gone, with the queue.
             connection.publish_if_there(routing_key, body, options)
@@ -299,16 +283,9 @@ class Channel(virtual.Channel):
         delivery = self.connection.call(queue, lambda handle: handle.get(0))
         return None if delivery is None else self._message(delivery, no_ack=no_ack)
 
-    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        delivery = self.connection.call(queue, lambda handle: handle.get(timeout or 0))
-        if delivery is None:
-            raise Empty
-        delivery.ack()
-        return payload_of(delivery, uuid())
-
-    def deliver(self, delivery: Delivery, queue: str) -> None:
+    def deliver(self, delivery: Delivery) -> None:
         """Give a message to the consumer of its queue."""
-        callback = self.callbacks.get(queue)
+        callback = self.callbacks.get(delivery.queue_name)
         if callback is None:
             give_back(delivery)
         else:
@@ -336,7 +313,7 @@ class Channel(virtual.Channel):
             for tag in list(self._consumers):
                 self.basic_cancel(tag)
             if self._qos is not None:
-                self._qos.restore_unacked_once()
+                self._qos.restore_unacked()
         connection.close_channel(self)
 
 

@@ -13,25 +13,12 @@ from typing import TYPE_CHECKING, Any
 from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError, StoreError
 
 if TYPE_CHECKING:
-    from qindex.client.engine import SharedEngine
-    from qindex.client.queue import SharedQueue
     from qindex.queue.delivery import Delivery
 
-__all__ = ["Getter", "Inbox", "give_back", "take"]
+__all__ = ["Getter", "Inbox", "give_back"]
 
 _WAIT = 5.0
 _LOOK = 0.1
-
-
-def take(
-    engine: SharedEngine, queues: Sequence[SharedQueue], seconds: float
-) -> tuple[str, Delivery] | None:
-    """Take the next message of the first queue that has one, within so many seconds."""
-    if len(queues) == 1:
-        delivery = queues[0].get(seconds)
-        return None if delivery is None else (queues[0].name, delivery)
-    delivery = engine.get(queues, seconds)
-    return None if delivery is None else (delivery.queue_name, delivery)
 
 
 def give_back(delivery: Delivery) -> None:
@@ -129,8 +116,8 @@ class Getter(threading.Thread):
             while self._wait_for_room():
                 turn += 1
                 found = self._transport.take(self._names, turn, _WAIT, [self._channel])
-                if found is not None and not self._hand(*found):
-                    give_back(found[1])
+                if found is not None and not self._hand(found):
+                    give_back(found)
         except StoreError as error:
             if not self._is_stopped and not isinstance(error, ClosedError):
                 self._inbox.put(error)
@@ -148,13 +135,13 @@ class Getter(threading.Thread):
             sleep(_LOOK)
         return False
 
-    def _hand(self, name: str, delivery: Delivery) -> bool:
+    def _hand(self, delivery: Delivery) -> bool:
         qos = self._channel.qos
         with self._lock:
             if self._is_stopped:
                 return False
             qos.hand(1)
-            if self._inbox.put((self._channel, name, delivery)):
+            if self._inbox.put((self._channel, delivery)):
                 return True
             qos.hand(-1)
             return False

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from kombu.utils.json import dumps, loads
 
+from qindex.format.delays import DUE_HEADER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,7 +18,6 @@ __all__ = ["Stored", "options_of", "payload_of"]
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _WRAPPED = "kombu-headers"
-_DUE = "qindex-due"
 _EXCHANGE = "exchange"
 _LARGEST = (1 << 63) - 1
 _ITS_OWN = ("body_encoding", "delivery_info", "delivery_tag")
@@ -97,7 +98,7 @@ def payload_of(delivery: Delivery, tag: str) -> dict[str, Any]:
     """Return a message as :class:`kombu.transport.virtual.Message` takes it."""
     properties = dict(delivery.properties)
     headers = dict(delivery.headers)
-    headers.pop(_DUE, None)
+    headers.pop(DUE_HEADER, None)  # the store's own
     wrapped = headers.pop(_WRAPPED, None)
     if wrapped is not None:
         headers = {**loads(wrapped), **headers}

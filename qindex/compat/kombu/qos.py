@@ -21,8 +21,6 @@ _log = logging.getLogger("qindex.compat")
 class QoS:
     """The deliveries of a channel that are not settled, and how many there may be."""
 
-    restore_at_shutdown = True
-
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         self.channel = channel
         self._prefetch_count = prefetch_count
@@ -49,11 +47,6 @@ class QoS:
         """Return whether another message may be delivered; programs replace this method."""
         return self.has_room()
 
-    def can_consume_max_estimate(self) -> int | None:
-        """Return how many more messages may be delivered; None: any number."""
-        count = self._prefetch_count
-        return max(count - len(self._delivered) - self._handed, 0) if count else None
-
     def hand(self, change: int) -> None:
         """Count messages that are on their way to the channel."""
         with self.room:
@@ -67,10 +60,6 @@ class QoS:
     def append(self, delivery: Delivery, delivery_tag: str) -> None:
         """Keep a delivery until it is settled."""
         self._delivered[delivery_tag] = delivery
-
-    def get(self, delivery_tag: str) -> Delivery:
-        """Return an unsettled delivery."""
-        return self._delivered[delivery_tag]
 
     def tags_up_to(self, delivery_tag: str) -> list[str]:
         """Return the tags of the unsettled deliveries up to this one."""
@@ -114,10 +103,3 @@ class QoS:
                 give_back(self._delivered.popitem()[1])
         self._notify()
         return []
-
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Give all unsettled messages back."""
-        self.restore_unacked()
-
-    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: messages of a killed process go back by themselves."""

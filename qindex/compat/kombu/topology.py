@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.transport.virtual.exchange import TopicExchange
 
 from journal.errors import ClosedError, DuplicateError, LeaseExpiredError
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from qindex.client.engine import SharedEngine
     from qindex.queue.delivery import Delivery
 
-__all__ = ["OWNERS", "TOPOLOGY", "Binding", "Exchange", "Owners", "Topology"]
+__all__ = ["OWNERS", "TOPOLOGY", "Binding", "Owners", "Topic", "Topology"]
 
 TOPOLOGY = "kombu.topology"
 """The queue that holds a message for each exchange and for each binding."""
@@ -34,21 +37,29 @@ _PATIENCE = 2.0
 _log = logging.getLogger("qindex.compat")
 
 
-class Exchange(NamedTuple):
-    """An exchange as it was declared."""
-
-    type: str
-    durable: bool
-    auto_delete: bool
-    arguments: dict[str, Any]
-
-
 class Binding(NamedTuple):
     """A queue's binding to an exchange."""
 
     routing_key: str
     queue: str
     arguments: Any
+
+
+class Topic(TopicExchange):
+    """Topics as RabbitMQ has them: ``*`` is one word, and ``#`` any number of words, also none.
+
+    kombu's own class wants a word for ``#``, and in older versions ``*`` matches several words.
+    """
+
+    wildcards = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}  # noqa: RUF012 - as in kombu
+
+    def key_to_pattern(self, rkey: str) -> str:
+        """Return the regular expression for a binding's key: each word has a dot before it."""
+        words = rkey.split(".") if rkey else []
+        return "".join(self.wildcards.get(one, rf"\.{re.escape(one)}") for one in words) + r"\Z"
+
+    def _match(self, pattern: str, string: str) -> Any:
+        return super()._match(pattern, f".{string}" if string else "")
 
 
 def _key(*parts: str) -> str:
@@ -64,22 +75,16 @@ class Topology:
         self._lock = threading.RLock()
         self._version: tuple[int, int] | None = None
         self._records: dict[str, int] = {}
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, str] = {}
         self._bindings: dict[str, list[Binding]] = {}
 
     # -- looking --------------------------------------------------------------------------------
 
-    def exchanges(self) -> dict[str, Exchange]:
-        """Return the exchanges by name."""
+    def exchanges(self) -> dict[str, str]:
+        """Return the types of the exchanges by name."""
         with self._lock:
             self._refresh()
             return self._exchanges
-
-    def bindings(self, exchange: str) -> list[Binding]:
-        """Return the bindings to an exchange."""
-        with self._lock:
-            self._refresh()
-            return self._bindings.get(exchange, [])
 
     def all_bindings(self) -> Iterator[tuple[str, Binding]]:
         """Yield each binding with the name of its exchange."""
@@ -88,11 +93,11 @@ class Topology:
             found = [(name, one) for name, its in self._bindings.items() for one in its]
         yield from found
 
-    def route(self, exchange: str) -> tuple[Exchange | None, list[Binding]]:
-        """Return an exchange and its bindings."""
+    def route(self, exchange: str) -> tuple[str, list[Binding]]:
+        """Return the type of an exchange and its bindings."""
         with self._lock:
             self._refresh()
-            return self._exchanges.get(exchange), self._bindings.get(exchange, [])
+            return self._exchanges.get(exchange, "direct"), self._bindings.get(exchange, [])
 
     def _refresh(self, *, anyhow: bool = False) -> None:
         """Read the queue again if it has changed."""
@@ -102,14 +107,14 @@ class Topology:
         if version == self._version and not anyhow:
             return
         records: dict[str, int] = {}
-        exchanges: dict[str, Exchange] = {}
+        exchanges: dict[str, str] = {}
         bindings: dict[str, list[Binding]] = {}
         for one in self._queue.peek(_ALL):
             kind, *values = json.loads(one.body)
             if kind == "exchange":
-                name, *rest = values
+                name, type = values[:2]
+                exchanges[name] = type
                 records[_key(kind, name)] = one.seq_id
-                exchanges[name] = Exchange(*rest)
             else:
                 exchange, queue, routing_key, arguments = values
                 records[_key(kind, exchange, queue, routing_key)] = one.seq_id
@@ -119,9 +124,9 @@ class Topology:
 
     # -- changing -------------------------------------------------------------------------------
 
-    def declare(self, name: str, exchange: Exchange) -> None:
+    def declare(self, name: str, type: str) -> None:
         """Add an exchange, unless there is one of this name."""
-        self._add(_key("exchange", name), ["exchange", name, *exchange])
+        self._add(_key("exchange", name), ["exchange", name, type])
 
     def bind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
         """Add a binding, unless it is there."""
@@ -144,7 +149,8 @@ class Topology:
 
     def forget_exchange(self, name: str) -> None:
         """Remove an exchange and its bindings."""
-        keys = [_key("binding", name, one.queue, one.routing_key) for one in self.bindings(name)]
+        _, bindings = self.route(name)
+        keys = [_key("binding", name, one.queue, one.routing_key) for one in bindings]
         self._remove([*keys, _key("exchange", name)])
 
     def _add(self, key: str, record: list[Any]) -> None:
@@ -208,7 +214,7 @@ class Owners:
                 return True
             delivery = self._take(name, unused)
             if delivery is not None and delivery.headers.get("unused"):
-                delivery = self._renew(delivery, name, unused)
+                delivery = self._queue.get(seq_id=self._replace(delivery, name, unused, {}))
             if delivery is None:
                 self._held.pop(name, None)
                 return False
@@ -221,10 +227,6 @@ class Owners:
             seq_id = self._publish(name, unused)
         except DuplicateError as error:
             seq_id = error.seq_id
-        return self._queue.get(seq_id=seq_id)
-
-    def _renew(self, delivery: Delivery, name: str, unused: float) -> Delivery | None:
-        seq_id = self._replace(delivery, name, unused, {})
         return self._queue.get(seq_id=seq_id)
 
     def _replace(

@@ -24,7 +24,7 @@ from journal.errors import (
     UsageError,
 )
 from qindex.compat.kombu.channel import Channel as StoreChannel
-from qindex.compat.kombu.getter import Getter, Inbox, give_back, take
+from qindex.compat.kombu.getter import Getter, Inbox, give_back
 from qindex.compat.kombu.topology import Owners, Topology
 from qindex.options import Options
 
@@ -307,22 +307,24 @@ class Transport(virtual.Transport):
         found = self.take(list(open_to), self._turn, seconds, channels)
         if found is None:
             return False
-        name, delivery = found
-        open_to[name].deliver(delivery, name)
+        open_to[found.queue_name].deliver(found)
         return True
 
     def take(
         self, names: Sequence[str], turn: int, seconds: float, channels: Sequence[StoreChannel]
-    ) -> tuple[str, Delivery] | None:
+    ) -> Delivery | None:
         """Take the next message of several queues, each of them first in its turn.
 
         Raises `DisconnectedError` if unsettled messages of `channels` went back meanwhile.
         """
         at = turn % len(names)
         handles = [self.handle(name) for name in (*names[at:], *names[:at])]
-        found = None
+        found: Delivery | None = None
         try:
-            found = take(self.engine, handles, seconds)
+            if len(handles) == 1:
+                found = handles[0].get(seconds)
+            else:
+                found = self.engine.get(handles, seconds)
         except ClosedError:
             if self.engine.closed:
                 raise
@@ -335,7 +337,7 @@ class Transport(virtual.Transport):
             self.check_session(channels)
         except DisconnectedError:
             if found is not None:
-                give_back(found[1])
+                give_back(found)
             raise
         return found
 
@@ -382,7 +384,7 @@ class Transport(virtual.Transport):
         for item in inbox.close():
             if not isinstance(item, BaseException) and not self.is_inherited:
                 item[0].qos.hand(-1)
-                give_back(item[2])
+                give_back(item[1])
 
     def _begin_getters(self) -> None:
         inbox = self._inbox
@@ -420,9 +422,9 @@ class Transport(virtual.Transport):
             return False
         if isinstance(item, BaseException):
             raise item
-        channel, name, delivery = item
+        channel, delivery = item
         try:
-            channel.deliver(delivery, name)
+            channel.deliver(delivery)
         finally:
             channel.qos.hand(-1)
         return True

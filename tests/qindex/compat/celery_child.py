@@ -8,6 +8,9 @@ import time
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Reject
+from kombu import Queue
+from kombu.common import Broadcast
 
 import qindex.compat.kombu  # noqa: F401
 
@@ -15,6 +18,17 @@ app = Celery("celery_child", broker=f"qindex://{os.environ['CELERY_STORE']}", ba
 app.conf.update(
     worker_prefetch_multiplier=1,
     result_expires=60,
+    task_queues=[
+        Queue(
+            "celery",
+            queue_arguments={
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": "celery.failed",
+                "x-delivery-limit": 3,
+            },
+        ),
+        Broadcast("all"),
+    ],
     beat_schedule={"tick": {"task": "celery_child.note", "schedule": 0.3, "args": ["tick"]}},
     beat_schedule_filename=os.environ["CELERY_DONE"] + ".beat",
     beat_max_loop_interval=0.3,
@@ -58,3 +72,20 @@ def again(self: Any, text: str, countdown: float) -> int:
     if self.request.retries < 2:
         raise self.retry(countdown=countdown)
     return int(self.request.retries)
+
+
+@app.task(name="celery_child.refuse", acks_late=True)
+def refuse(text: str) -> None:
+    """Refuse its message."""
+    _write(f"refuse:{text}")
+    raise Reject(text, requeue=False)
+
+
+@app.task(name="celery_child.die", acks_late=True, reject_on_worker_lost=True)
+def die(text: str, times: int) -> str:
+    """Kill the process that runs it, so many times."""
+    _write(f"die:{text}")
+    with open(os.environ["CELERY_DONE"]) as done:
+        if sum(line.startswith(f"die:{text} ") for line in done) <= times:
+            os.kill(os.getpid(), 9)
+    return text

@@ -20,27 +20,25 @@ import pytest
 pytest.importorskip("celery")
 
 import qindex
-from tests.effort import QUICK, by_tier, chance, not_quick
+from tests.effort import not_quick
 from tests.server.support import end_server, server_pid
 from tests.waiting import WAIT, wait_until
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[2] / "examples"
+ROOT = HERE.parents[2]
 
 
 class Application:
     """An application of Celery: its programs run until the end of the test."""
 
-    def __init__(self, directory: Path, name: str = "celery_child") -> None:
-        self.name = name
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.store = directory / "queue"
         self.done = directory / "done"
         self.environment = os.environ | {
             "CELERY_STORE": str(self.store),
             "CELERY_DONE": str(self.done),
-            "ORDERS_DATA": str(directory),
-            "PYTHONPATH": f"{HERE}:{EXAMPLES}",
+            "PYTHONPATH": f"{HERE}:{ROOT}",
             "PYTHONWARNINGS": "ignore",
         }
         # Tests of Django set it, and Celery would look for its settings.
@@ -49,7 +47,7 @@ class Application:
 
     def run(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a command of Celery, as the leader of a group."""
-        command = [sys.executable, "-P", "-m", "celery", "-A", self.name, *arguments]
+        command = [sys.executable, "-P", "-m", "celery", "-A", "celery_child", *arguments]
         log = self.directory / f"{len(self.started)}.log"
         with open(log, "wb") as file:
             process = subprocess.Popen(
@@ -74,14 +72,18 @@ class Application:
 
     def await_ready(self, *workers: subprocess.Popen[bytes]) -> None:
         for one in workers:
-            wait_until(lambda one=one: " ready." in self.log_of(one), self.logs)  # type: ignore[misc]
+            wait_until(lambda one=one: self._is_ready(one), self.logs)  # type: ignore[misc]
+
+    def _is_ready(self, worker: subprocess.Popen[bytes]) -> bool:
+        assert worker.poll() is None, self.logs()
+        return " ready." in self.log_of(worker)
 
     def logs(self) -> str:
         return "\n".join(self.log_of(one)[-3000:] for one in self.started)
 
     def python(self, program: str) -> Any:
         """Run a program of the application. Return what it prints, which is JSON."""
-        start = f"from {self.name} import *\nimport json, sys\n"
+        start = "from celery_child import *\nimport json, sys\n"
         done = subprocess.run(
             [sys.executable, "-P", "-c", start + program],
             env=self.environment,
@@ -128,51 +130,6 @@ def application(tmp_path: Path) -> Iterator[Application]:
     made = Application(tmp_path)
     yield made
     made.end()
-
-
-@pytest.fixture
-def example(tmp_path: Path) -> Iterator[Application]:
-    made = Application(tmp_path, "celery_app")
-    yield made
-    made.end()
-
-
-def test_no_task_is_lost_whoever_is_killed(example: Application) -> None:
-    """The tasks of examples/celery_app.py are acknowledged when they are done."""
-    rng = chance("celery")
-    count = by_tier(quick=20, all=150, nightly=1500)
-    kills = by_tier(quick=2, all=8, nightly=100)
-    shipped = example.directory / "shipped"
-    workers = [example.worker("--concurrency", "2")]
-    sent = 0
-    for number in range(kills):
-        example.await_ready(workers[-1])
-        numbers = f"range({sent}, {sent + count})"
-        example.python(f"for n in {numbers}: ship.apply_async((n,), priority=n % 10)")
-        sent += count
-        time.sleep(rng.uniform(0, 0.1))
-        if number % 2:
-            os.kill(server_pid(example.store), signal.SIGKILL)
-        else:
-            example.kill(workers[-1])
-            workers.append(example.worker("--concurrency", "2"))
-
-    def all_done() -> bool:
-        lines = shipped.read_text().split() if shipped.exists() else []
-        return set(lines) == {str(n) for n in range(sent)}
-
-    wait_until(all_done, example.logs)
-    with qindex.open(example.store, shared=True) as engine:
-        tasks = engine.queue("celery")
-        wait_until(lambda: tasks.stats().unacked == 0 and len(tasks) == 0, example.logs)
-        assert tasks.stats().delayed == 0
-    before = shipped.read_text()
-    example.stop(workers[-1])
-    if not QUICK:
-        last = example.worker("-P", "solo")
-        example.await_ready(last)
-        example.stop(last)
-    assert shipped.read_text() == before, "an acknowledged task ran again"
 
 
 @not_quick("each worker takes seconds to start")
@@ -240,7 +197,7 @@ def test_remote_control_results_and_events(application: Application) -> None:
     results, ping, queues, gone, events = found
     assert results == [f"noted {n}" for n in range(3)]
     assert list(ping.values()) == [{"ok": "pong"}]
-    assert queues == ["celery"]
+    assert {one.partition(".")[0] for one in queues} == {"celery", "bcast"}
     assert gone == 4
     assert {"task-received", "task-started", "task-succeeded"} <= set(events)
     wait_until(lambda: "Discarding revoked task" in application.log_of(worker), application.logs)
@@ -275,6 +232,43 @@ def test_only_the_main_process_of_a_worker_is_killed(application: Application) -
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: application.lines().count("late:a") == 2, application.logs)
     application.kill(second)
+
+
+@not_quick("workers take seconds to start")
+def test_tasks_for_all_tasks_that_die_and_tasks_that_are_refused(application: Application) -> None:
+    """One pair of workers for several behaviours of docs/celery.md."""
+    workers = [application.worker("--concurrency", "1") for _ in range(2)]
+    application.await_ready(*workers)
+    found = application.python(
+        """if True:
+        note.apply_async(("everywhere",), queue="all")
+        refuse.delay("bad")
+        note.apply_async(("late",), expires=0.0001)
+        die.delay("always", 100)
+        print(json.dumps([
+            die.delay("twice", 2).get(timeout=60),
+            note.apply_async(("in time",), expires=600).get(timeout=60),
+        ]))
+        """
+    )
+    assert found == ["twice", "noted in time"]
+    wait_until(lambda: application.lines().count("note:everywhere") == 2, application.logs)
+    wait_until(lambda: application.lines().count("die:twice") == 3, application.logs)
+    with qindex.open(application.store, shared=True) as engine:
+        failed = engine.queue("celery.failed")
+        wait_until(lambda: len(failed) == 3, application.logs)
+        letters = {
+            one.headers["task"]: one.headers["x-death"][0]["reason"] for one in failed.peek(5)
+        }
+    assert letters == {
+        "celery_child.refuse": "rejected",
+        "celery_child.die": "limit",
+        "celery_child.note": "expired",
+    }
+    assert application.lines().count("refuse:bad") == 1
+    assert application.lines().count("die:always") == 3
+    assert not any(one.startswith("note:late") for one in application.lines())
+    application.stop(*workers)
 
 
 @not_quick("each pool takes seconds to start")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import qindex
-from tests.effort import by_tier, chance, part
+from tests.effort import by_tier, part
 from tests.server.support import WAIT, end_store
 from tests.waiting import wait_until
 
@@ -392,6 +392,13 @@ def test_the_task_of_a_killed_consumer_runs_again(
             consumers.kill(first)
             second = consumers.start()
             wait_until(lambda: len(lines_of(notes)) == 2)  # its lock is free, too
+            if kind == "process":
+                second.terminate()  # interrupts the task
+                assert second.wait(WAIT) == 0
+                # Its other worker may have taken the task again before its own end.
+                runs = len(lines_of(notes))
+                second = consumers.start()
+                wait_until(lambda: len(lines_of(notes)) > runs)
             (tmp_path / "held").unlink()
             assert result.get(blocking=True, timeout=WAIT) == "held"
             if kind == "process":
@@ -406,46 +413,5 @@ def test_the_task_of_a_killed_consumer_runs_again(
             huey_tasks.huey.storage.close()
     end_store(data)
     found = Counter(line.rsplit(" ", 1)[0] for line in lines_of(notes))
-    assert found["begin held"] == 2
+    assert found["begin held"] in ((3, 4) if kind == "process" else (2,))
     assert found["end"] == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_example_sends_each_mail_however_often_its_consumers_are_killed(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, sent = tmp_path / "data", tmp_path / "sent"
-    kills, mails = by_tier(quick=1, all=8, nightly=50), by_tier(quick=24, all=200, nightly=2000)
-    rng = chance("huey", kind)
-    monkeypatch.setenv("MAILS", str(data))
-    monkeypatch.setenv("SENT", str(sent))
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.delitem(sys.modules, "huey_mails", raising=False)
-    consumers = Consumers("huey_mails.huey", kind, ROOT / "examples", SECONDS=0.02)
-    with qindex.open(data, shared=True) as engine:
-        huey_mails = importlib.import_module("huey_mails")
-        try:
-            addresses = [f"user-{number}@example.com" for number in range(mails)]
-            for address in addresses:
-                huey_mails.send(address)
-            for number in range(kills):
-                running = consumers.start()
-                wanted = (number + 1) * mails // (kills + 1)
-                wait_until(lambda: len(lines_of(sent)) >= wanted)  # noqa: B023
-                time.sleep(rng.uniform(0, 0.03))
-                consumers.kill(running)
-            running = consumers.start()
-            wait_until(lambda: set(addresses) <= set(lines_of(sent)), lambda: lines_of(sent)[-3:])
-            urgent = huey_mails.send_urgently("bob@example.com")
-            assert urgent.get(blocking=True, timeout=WAIT) == "sent to bob@example.com"
-            tasks = engine.queue("mails")
-            wait_until(lambda: tasks.stats().unacked == 0)
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(WAIT) == 0
-            assert len(tasks) == 0
-        finally:
-            consumers.close()
-            huey_mails.huey.storage.close()
-    end_store(data)
-    repeated = sum(count - 1 for count in Counter(lines_of(sent)).values())
-    assert repeated <= 2 * kills  # what two workers had in hand
