@@ -170,19 +170,23 @@ def texts_of(data: bytes, bounds: array[int]) -> pa.Array:
 
 
 def slices(data: ReadBuffer, starts: I64, ends: I64) -> pa.Array:
-    """Give ``data[starts[i]:ends[i]]`` as binaries; the slices ascend and do not overlap.
+    """Return `data[starts[i]:ends[i]]` as binaries. The slices ascend and do not overlap.
 
-    Below 2 GiB of ``data``. O(bytes given), no Python object for each.
+    O(bytes returned), no Python object for each, unless the slices span more than 2 GiB.
     """
     count = len(starts)
+    first = int(starts[0]) if count else 0
+    if count and int(ends[-1]) - first > _MOST_BYTES:
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        return pa.array([bytes(data[start:end]) for start, end in places], pa.binary())
     bounds = np.zeros(2 * count + 1, np.int32)
-    bounds[0 : 2 * count : 2] = starts
-    bounds[1::2] = ends
+    bounds[0 : 2 * count : 2] = starts - first
+    bounds[1::2] = ends - first
     if count:
-        bounds[2 * count] = ends[-1]
+        bounds[2 * count] = bounds[2 * count - 1]
     # Every second value is what lies between two slices.
     both = pa.Array.from_buffers(
-        pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+        pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data).slice(first)]
     )
     return both.take(pa.array(np.arange(0, 2 * count, 2)))
 

@@ -64,6 +64,8 @@ prints it. ``envelope``: the stored record without its body (:mod:`qindex.format
 which key, headers and properties follow without loss. ``error``: why ``body`` is null."""
 
 _ROWS_AT_ONCE = 16384
+_STORED_AT_ONCE = 1024
+"""Messages of the message store in a batch: beside its body, each may have 1 MiB of headers."""
 _BYTES_AT_ONCE = 8 << 20
 _TABLES = frozenset({"headers", "properties"})
 _IN_RECORDS = _TABLES | {"timestamp", "key", "body", "envelope", "error"}
@@ -107,6 +109,7 @@ class _Segment:
         wanted = np.flatnonzero((seqs >= low) & (seqs < high))
         filled = np.arange(len(wanted)) // _ROWS_AT_ONCE
         if not self._by_index:
+            filled += np.cumsum(self.columns.stored[wanted]) // _STORED_AT_ONCE
             filled += np.cumsum(self.columns.sizes[wanted]) // _BYTES_AT_ONCE
         for chosen in np.split(wanted, np.flatnonzero(np.diff(filled)) + 1):
             batch = self._batch(chosen)
@@ -271,7 +274,7 @@ class _Segment:
     def _common(self, count: int) -> dict[str, Maker]:
         wanted = self.wanted
         return {
-            "store": lambda: constant(wanted.store, count),
+            "store": lambda: constant(plain_text(wanted.store), count),
             "queue": lambda: constant(plain_text(wanted.queue), count),
             "priority": lambda: constant(wanted.view.priority, count, pa.int32()),
         }

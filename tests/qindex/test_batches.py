@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import random
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from qindex.view.arrow import (
     fixed_binaries,
     flags,
     numbers,
+    slices,
 )
 from qindex.view.reader import StoreReader
 from qindex.view.record_fields import find_fields
@@ -126,6 +128,17 @@ def test_a_null_where_none_can_be_is_refused() -> None:
 def test_more_bytes_than_a_column_can_hold() -> None:
     with pytest.raises(OverflowError, match="268435456 values of 8 bytes are too many"):
         _even_bounds(1 << 28, 8)
+
+
+@pytest.mark.parametrize("first", [5, (1 << 31) + 5])
+def test_slices_of_more_bytes_than_bounds_can_tell(first: int) -> None:
+    last = (1 << 31) + 70
+    with mmap.mmap(-1, (1 << 31) + mmap.PAGESIZE) as data:
+        data[first : first + 3] = b"one"
+        data[last : last + 3] = b"two"
+        found = slices(data, np.array([first, last]), np.array([first + 3, last + 3]))
+        assert found.to_pylist() == [b"one", b"two"]
+        del found
 
 
 def test_the_batches_of_a_queue_are_its_entries(tmp_path: Path) -> None:
