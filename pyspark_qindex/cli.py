@@ -14,6 +14,7 @@ import re
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,7 +24,7 @@ from journal.errors import DamageError, StoreError, UsageError
 from journal.shown import printable
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.local_session import CONNECT
-from qindex.cli.output import print_json, print_line
+from qindex.cli.output import flush, print_json, print_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark_qindex.jobs.outcome import Outcome
 
 
-JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate")
+JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate", "ingest")
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas")
 _ANSWERS: Final = re.compile(r"(?:spark|sc)://([^/]+)(?:/.*)?")
 _CONNECT_PORT: Final = "15002"
@@ -41,6 +42,8 @@ _CONNECT_SECONDS: Final = 5.0
 _ROWS_SHOWN: Final = 40
 _WIDE: Final = 240
 """Columns of a table that is not for a terminal."""
+_PERIOD: Final = re.compile(r"(\d{1,6})(s|min|h)")
+_SECONDS: Final = {"s": 1, "min": 60, "h": 3600}
 _DAMAGE: Final = re.compile(r"\b(?:journal\.errors\.DamageError|ReadFailedError):")
 
 
@@ -66,7 +69,13 @@ def pipeline_command(
     ],
     out: Annotated[
         str,
-        typer.Option("--out", "-o", help="A new directory for the results.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            "--to",
+            help="A new directory for the results; of ingest: the lake, which runs go on with.",
+            show_default=False,
+        ),
     ],
     master: Annotated[
         str,
@@ -86,13 +95,33 @@ def pipeline_command(
         ),
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="stats: keys that are shown.")] = 20,
+    kind: Annotated[
+        str, typer.Option("--format", help="ingest: parquet, delta or iceberg.")
+    ] = "parquet",
+    schema: Annotated[
+        str,
+        typer.Option(
+            help="ingest: columns of the bodies, 'id bigint, tags array<string>'. They are kept; "
+            "without, they are inferred from a sample.",
+            show_default=False,
+        ),
+    ] = "",
+    batch: Annotated[int, typer.Option(min=1, help="ingest: messages of a batch.")] = 1_000_000,
+    once: Annotated[
+        bool, typer.Option("--once", help="ingest: what there is now, and end (default).")
+    ] = False,
+    every: Annotated[
+        str,
+        typer.Option(help="ingest: again after this time, 15min for instance.", show_default=False),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Run a job over many stores at once with Spark.
 
     audit: check everything. stats: figures by queue, file, key and time. build-index: RocketMQ's
     ConsumeQueues and IndexFiles anew from the CommitLog. export, import: Parquet, without loss.
-    migrate: queues into RocketMQ stores, or RocketMQ stores into queues.
+    migrate: queues into RocketMQ stores, or RocketMQ stores into queues. ingest: JSON messages
+    into the tables of a lake.
 
     Results are Parquet, JSON and a page (index.html) in --out.
     """
@@ -103,6 +132,7 @@ def pipeline_command(
     from pyspark_qindex.filesystem import local_path
     from pyspark_qindex.jobs.commands import JOBS, JobOptions
     from pyspark_qindex.jobs.fleet import find_fleet
+    from pyspark_qindex.jobs.ingest import lake_conf
     from pyspark_qindex.jobs.progress import show_progress
     from pyspark_qindex.jobs.results import claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
@@ -118,22 +148,47 @@ def pipeline_command(
     else:
         find_fleet(paths)
     _check_master(master)
-    claim(out)
+    mode = "failfast" if failfast else "permissive"
+    options = JobOptions(paths, out, install, mode, top, kind, schema, batch)
+    conf = {}
+    period = _period(every)
+    if job == "ingest":
+        if master.startswith(CONNECT):
+            raise UsageError(f"--master {master}: ingest needs a session of its own")
+        if once and period:
+            raise UsageError("--once and --every exclude each other")
+        conf = lake_conf(kind, out)
+    else:
+        claim(out)
     with _in_one_line(), _without_chatter():
         running = active_session() is not None
-        spark = session(app_name=f"qindex {job}", master=master)
+        spark = session(app_name=f"qindex {job}", master=master, conf=conf)
         try:
-            with show_progress(spark, job):
-                mode = "failfast" if failfast else "permissive"
-                options = JobOptions(paths, out, install, mode, top)
-                outcome = JOBS[job](spark, options)
-                shown = write_outcome(job, outcome, out)
-                outcome.finish()
+            while True:
+                began = time.monotonic()
+                with show_progress(spark, job):
+                    outcome = JOBS[job](spark, options)
+                    shown = write_outcome(job, outcome, out) if outcome.tables else {}
+                    outcome.finish()
+                _print(job, outcome, shown, out, as_json)
+                if job != "ingest" or not period:
+                    break
+                flush()
+                time.sleep(max(0.0, began + period - time.monotonic()))
         finally:
             if not running:
                 _stop(spark)
-    _print(job, outcome, shown, out, as_json)
     return 1 if outcome.found else 0
+
+
+def _period(text: str) -> int:
+    """Return seconds; none for no text."""
+    if not text:
+        return 0
+    found = _PERIOD.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise UsageError(f"--every must be a time such as 30s, 15min or 1h, not {text!r}")
+    return int(found[1]) * _SECONDS[found[2]]
 
 
 def _need_spark() -> None:
@@ -251,7 +306,8 @@ def _print(
     print_line(f"{job}: {figures}")
     for note in outcome.notes:
         print_line(note)
-    print_line(f"results: {os.path.join(out, 'index.html')}")
+    if outcome.tables:
+        print_line(f"results: {os.path.join(out, 'index.html')}")
 
 
 def _text(value: Any) -> str:

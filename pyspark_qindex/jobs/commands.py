@@ -12,6 +12,7 @@ from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.build_index import build_index
+from pyspark_qindex.jobs.ingest import Ingest, ingest
 from pyspark_qindex.jobs.left_behind import DAMAGED
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
@@ -22,13 +23,17 @@ from pyspark_qindex.jobs.transfer import export_stores, import_stores
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options of a command. ``install``: for build-index, put what was built into the
-    stores. ``mode``: of the sources. ``top``: for stats, how many keys."""
+    stores. ``mode``: of the sources. ``top``: for stats, how many keys. ``format``, ``schema``,
+    ``batch``: for ingest, see :class:`pyspark_qindex.jobs.ingest.Ingest`."""
 
     paths: list[str]
     out: str
     install: bool = True
     mode: str = "permissive"
     top: int = 20
+    format: str = "parquet"
+    schema: str = ""
+    batch: int = 1_000_000
 
 
 _FEW: Final = 40
@@ -203,6 +208,12 @@ def run_migrate(spark: SparkSession, options: JobOptions) -> Outcome:
     )
 
 
+def run_ingest(spark: SparkSession, options: JobOptions) -> Outcome:
+    """Bring the tables of a lake to the present."""
+    wanted = Ingest(options.paths, options.out, options.format, options.schema, options.batch)
+    return ingest(spark, wanted)
+
+
 JOBS: Final[dict[str, Job]] = {
     "audit": run_audit,
     "stats": run_stats,
@@ -210,5 +221,6 @@ JOBS: Final[dict[str, Job]] = {
     "export": run_export,
     "import": run_import,
     "migrate": run_migrate,
+    "ingest": run_ingest,
 }
 """By the name in ``qindex pipeline NAME``."""

@@ -5,6 +5,8 @@ when its session is up. A line is JSON:
 
 * ``["follow", SOURCE, SINK, CHECKPOINT]``: follow a queue into another one, until it dies;
 * ``["finish", SOURCE, SINK, CHECKPOINT]``: the same until nothing is left; then it prints ``done``;
+* ``["ingest", STORES, LAKE, FORMAT, BATCH]``: bring the tables of a lake to the present; then it
+  prints ``done``;
 * ``["hidden", QUEUES, ROCKET, OUT]``: read a store of each kind in every way, and run every job;
   then it prints as JSON how each of them ended: a number of rows, or an error;
 * ``["jobs", FLEET, ROCKET]``: audit a fleet, and build the index of a store. Prints ``middle`` when
@@ -26,6 +28,7 @@ from pyspark_qindex import session
 from pyspark_qindex.errors import explain
 from pyspark_qindex.jobs import audit
 from pyspark_qindex.jobs.build_index import build_index
+from pyspark_qindex.jobs.ingest import Ingest, ingest
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.progress import tasks_under_way
 from pyspark_qindex.jobs.stats import stats
@@ -146,6 +149,10 @@ def main(master: str = "local[2]", *settings: str) -> None:
             print(json.dumps(every_way(spark, *arguments)), flush=True)
         elif command == "jobs":
             jobs(spark, *arguments)
+        elif command == "ingest":
+            stores, lake, kind, batch = arguments
+            ingest(spark, Ingest([stores], lake, kind, batch=int(batch)))
+            print("done", flush=True)
         else:
             stream(spark, command, *arguments)
 

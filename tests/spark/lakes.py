@@ -1,4 +1,5 @@
-"""The recipe of docs/spark.md for a lake format, twice: ``python -m tests.spark.lakes Delta``.
+"""A lake format: ``python -m tests.spark.lakes Delta`` runs the recipe of docs/spark.md twice, and
+``qindex pipeline ingest`` over three kills of its driver.
 
 Run with the pyspark that the recipe names (scripts/spark-versions.sh). The format's jar comes from
 Maven Central.
@@ -6,15 +7,107 @@ Maven Central.
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import qindex
+from pyspark_qindex import session
+from pyspark_qindex.jobs.ingest import Ingest, ingest, lake_conf
+from tests.spark.cluster import Driver
+from tests.waiting import WAIT
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BATCH = 300
+"""Messages of a batch, so that each run has several."""
+_FEW_TASKS = {"spark.databricks.delta.snapshotPartitions": "2"}
+"""Delta reads its log with 50 tasks otherwise, for each batch."""
 _PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+def publish(store: Path, *bodies: bytes, queue: str = "q") -> None:
+    """Publish into a store that nobody has open."""
+    with qindex.open(store, background=False) as engine:
+        engine.queue(queue).publish_many(list(bodies))
+
+
+def ingest_and_kill(root: Path, kind: str, kills: int) -> dict[str, list[tuple[str, int]]]:
+    """Ingest two stores into ``root``/lake, with drivers that are killed at any moment, while more
+    is published; return the rows that each table should have, see :func:`rows_of`."""
+    chance = random.Random(48)
+    lake, published = root / "lake", 0
+    expected: dict[str, list[tuple[str, int]]] = {"messages": [], "messages_bad": []}
+    conf = _FEW_TASKS | lake_conf(kind, str(lake))
+    settings = [f"{name}={value}" for name, value in conf.items()]
+
+    def publish_some() -> None:
+        nonlocal published
+        some = range(published, published + 300)
+        for store in ("a", "b"):
+            bodies = (b'{"n": %d}' % n if n % 5 else b"%d" % n for n in some)
+            publish(root / "fleet" / store, *bodies)
+            for n in some:
+                expected["messages" if n % 5 else "messages_bad"].append((store, n))
+        published += 300
+
+    def commits() -> int:
+        return len([path for path in lake.glob("checkpoints/*/commits/*") if path.name.isdigit()])
+
+    driver = Driver("local[2]", *settings)
+    try:
+        for number in range(kills):
+            publish_some()
+            driver.say("ingest", root / "fleet", lake, kind, _BATCH)
+            following = Driver("local[2]", *settings)  # its JVM starts while this one works
+            done, until = commits(), time.monotonic() + WAIT
+            while kind != "iceberg" and number % 4 and commits() == done:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            publish_some()
+            time.sleep(chance.uniform(0.0, 2.0))
+            driver.kill()
+            driver = following
+        driver.say("ingest", root / "fleet", lake, kind, _BATCH)
+        driver.expect("done")
+    finally:
+        driver.kill()
+    return {name: sorted(rows) for name, rows in expected.items()}
+
+
+def rows_of(table: DataFrame) -> list[tuple[str, int]]:
+    """Return store and number of each row of a table of :func:`ingest_and_kill`."""
+    number = "data.n" if "data" in table.columns else "cast(body as string)"
+    return sorted((row[0], row[1]) for row in table.selectExpr("store", f"int({number})").collect())
+
+
+def try_ingest(kind: str, root: Path, kills: int = 3) -> None:
+    """Ingest over kills, then with a column more, and compare what the lake has."""
+    expected = ingest_and_kill(root, kind, kills)
+    lake = root / "lake"
+    spark = session("lakes", "local[2]", _FEW_TASKS | lake_conf(kind, str(lake)), quick=True)
+
+    def table(name: str) -> DataFrame:
+        if kind == "iceberg":
+            return spark.table(f"lake.db.{name}")
+        return spark.read.format(kind).load(str(lake / name))
+
+    for name, rows in expected.items():
+        assert rows_of(table(name)) == rows, name
+    publish(root / "fleet" / "a", b'{"n": -1, "more": {"x": 1}}')
+    wanted = Ingest([str(root / "fleet")], str(lake), kind, "more struct<x: int>")
+    outcome = ingest(spark, wanted)
+    assert outcome.summary == {"stores": 2, "messages": 1, "bad": 0}, outcome
+    assert table("messages").where("data.more.x = 1").count() == 1
+    assert ingest(spark, wanted).summary == {"stores": 2, "messages": 0, "bad": 0}
+    count = table("messages").count()
+    print(f"{kind}: {count} messages ingested, each once, over {kills} kills")
+    spark.stop()
 
 
 def main(title: str, root: Path) -> None:
@@ -44,4 +137,5 @@ def main(title: str, root: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        main(sys.argv[1], Path(place))
+        main(sys.argv[1], Path(place) / "recipe")
+        try_ingest(sys.argv[1].lower(), Path(place) / "ingest", *map(int, sys.argv[2:]))

@@ -1,0 +1,549 @@
+"""``ingest``: the JSON messages of a fleet as tables of a lake, further with each run.
+
+::
+
+    LAKE/lake.json             format, schemas, and the short name of each store
+    LAKE/messages/             messages of qindex and RabbitMQ that fit the schema
+    LAKE/messages_bad/         the others, with the reason
+    LAKE/records/, records_bad/    the same of RocketMQ
+    LAKE/checkpoints/TABLE/    how far each table is
+
+Each table is written by a stream of its own with its own checkpoint, until nothing is left. An
+Iceberg table (``LAKE/db/TABLE``) is written by a merge instead, and needs no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+
+from journal.errors import DamageError, UsageError, storage_errors
+from journal.fs.files import REAL, read_optional, replace_file
+from journal.locks.directory_lock import DirectoryLock
+from journal.schema import ListOf, Record, Row, Text, check
+from pyspark_qindex.errors import one_line
+from pyspark_qindex.frames import read
+from pyspark_qindex.jobs.fleet import find_fleet, store_names
+from pyspark_qindex.jobs.outcome import Outcome
+from pyspark_qindex.qindex_source import check_stream
+
+_OURS: Final = "lake."
+_STATE: Final = f"{_OURS}json"
+_LOCK: Final = f"{_OURS}lock"
+_BAD: Final = "_bad"
+_CORRUPT: Final = "_corrupt"
+_MARKS: Final = {"parquet": "_spark_metadata", "delta": "_delta_log"}
+"""What a table of each format has in its directory from its first batch on."""
+_DELTA: Final = {
+    "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_ICEBERG: Final = {
+    "spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+    "spark.sql.catalog.lake.type": "hadoop",
+}
+_SAMPLED_STORES: Final = 16
+_SAMPLED_BODIES: Final = 1000
+"""Bodies of a store that a schema is inferred from, each of at most so many bytes:"""
+_SAMPLED_BYTES: Final = 1 << 16
+_TEXT: Final = Text(1 << 20, 1)
+_KEPT: Final = Record(
+    {
+        "format": _TEXT,
+        "schemas": Record({}, {"messages": _TEXT, "records": _TEXT}),
+        "stores": ListOf(Row((_TEXT, _TEXT))),
+    }
+)
+_KEPT_PROGRESS: Final = "100000"
+"""Batches of a run that are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One kind of store, and what a table has of it.
+
+    ``kept``: columns of the source that the table has as they are; ``key`` tells messages apart.
+    ``time``: of publishing or storing. ``read``: what only this and ``wanted`` need.
+    """
+
+    source: str
+    kept: tuple[str, ...]
+    key: tuple[str, ...]
+    time: str
+    read: tuple[str, ...]
+    wanted: str = "true"
+
+
+_KINDS: Final = {
+    "messages": _Kind(
+        "qindex",
+        ("queue", "priority", "seq_id", "msg_id", "key", "headers", "properties"),
+        ("store", "queue", "priority", "seq_id", "msg_id"),
+        "timestamp_micros(timestamp div 1000)",
+        ("timestamp",),
+    ),
+    "records": _Kind(
+        "rocketstore",
+        ("topic", "queue_id", "queue_offset", "offset", "keys", "tags", "properties"),
+        ("store", "offset", "time"),
+        "timestamp_millis(store_timestamp)",
+        ("store_timestamp", "sys_flag"),
+        # Not what an open or undone transaction has put there.
+        "topic is null or (sys_flag & 12) in (0, 8)",
+    ),
+}
+
+
+def lake_conf(kind: str, lake: str) -> dict[str, str]:
+    """Return the settings of a session that writes a format.
+
+    Raises :class:`UsageError` where this Spark can't write it: Delta on 4.3 reports success and
+    leaves what nobody can read.
+    """
+    if kind == "parquet":
+        check_stream()
+    for name, version in (("delta", "4.2"), ("iceberg", "4.1")):
+        if kind == name and not pyspark.__version__.startswith(f"{version}."):
+            raise UsageError(
+                f"--format {kind} needs pyspark {version}, not {pyspark.__version__}: "
+                f'pip install "pyspark=={version}.*"'
+            )
+    formats = {
+        "parquet": {},
+        "delta": _DELTA,
+        "iceberg": {**_ICEBERG, "spark.sql.catalog.lake.warehouse": lake},
+    }
+    if kind not in formats:
+        raise UsageError(f"--format must be one of {', '.join(formats)}, not {kind!r}")
+    return {**formats[kind], "spark.sql.streaming.numRecentProgressUpdates": _KEPT_PROGRESS}
+
+
+@dataclass(slots=True)
+class Ingest:
+    """What is ingested, and where to.
+
+    ``paths``: stores, or directories above some. ``lake``: a local directory. ``ddl``: the schema
+    of the bodies, empty for the one that is kept, or inferred. ``batch``: messages of a batch.
+    """
+
+    paths: Sequence[str]
+    lake: str
+    kind: str = "parquet"
+    ddl: str = ""
+    batch: int = 1_000_000
+
+
+def ingest(spark: SparkSession, wanted: Ingest) -> Outcome:
+    """Bring all tables of a lake to the present.
+
+    Raises :class:`UsageError` for a schema that changes a column's type, for a lake of another
+    format, and for a table without its checkpoint or the reverse; no table is written then.
+    Raises :class:`journal.errors.LockedError` while another run has the lake, and as
+    :func:`pyspark_qindex.jobs.fleet.find_fleet`.
+    """
+    fleet = find_fleet(wanted.paths)
+    urls = {
+        "messages": [one.store.url for one in fleet if not one.is_rocket],
+        "records": [one.store.url for one in fleet if one.is_rocket],
+    }
+    with _locked(wanted.lake):
+        state = _State.of(wanted)
+        tables = [name for name in _KINDS if urls[name]]
+        if wanted.kind != "iceberg":
+            for name in tables:
+                for table in (name, name + _BAD):
+                    _check_checkpoint(wanted, table)
+        notes = state.name_stores([one.store.url for one in fleet])
+        for name in tables:
+            notes += state.choose_schema(spark, name, urls[name], wanted.ddl)
+        state.save()
+        runs = [_Run(spark, wanted, state, name, urls[name]) for name in tables]
+        write = _merge_all if wanted.kind == "iceberg" else _stream_all
+        counts = write([table for run in runs for table in (run.good(), run.bad())])
+    good = sum(counts[name]["rows"] for name in tables)
+    bad = sum(counts[name + _BAD]["rows"] for name in tables)
+    for name in tables:
+        if counts[name]["unknown"]:
+            notes.append(
+                f"{name}: {counts[name]['unknown']} messages have fields that the schema lacks, "
+                f"such as {counts[name]['example']!r}: add them with --schema"
+            )
+    figures = {"stores": len(fleet), "messages": good, "bad": bad}
+    return Outcome(figures, {}, found=bad > 0, notes=notes)
+
+
+@contextmanager
+def _locked(lake: str) -> Iterator[None]:
+    with storage_errors(lake, "can't be written to"):
+        os.makedirs(lake, 0o700, exist_ok=True)
+        lock = DirectoryLock(REAL, os.path.join(lake, _LOCK))
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass(slots=True)
+class _State:
+    """What a lake keeps beside its tables. ``stores``: short names by path or URL."""
+
+    path: str
+    format: str
+    schemas: dict[str, str] = field(default_factory=dict)
+    stores: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, wanted: Ingest) -> _State:
+        """Return what the lake has, or that of a new lake."""
+        path = os.path.join(wanted.lake, _STATE)
+        with storage_errors(path, "can't be read"):
+            data = read_optional(REAL, path)
+            others = [name for name in os.listdir(wanted.lake) if not name.startswith(_OURS)]
+        if data is None:
+            if others:
+                raise UsageError(f"{wanted.lake}: is not empty, and no lake: it has no {_STATE}")
+            return cls(path, wanted.kind)
+        try:
+            kept = json.loads(data)
+            check(kept, _KEPT)
+        except (ValueError, RecursionError) as error:
+            raise DamageError(path, 0, f"what a lake keeps: {error}") from error
+        if kept["format"] != wanted.kind:
+            raise UsageError(f"{wanted.lake}: its tables are {kept['format']}, not {wanted.kind}")
+        return cls(path, wanted.kind, kept["schemas"], dict(kept["stores"]))
+
+    def save(self) -> None:
+        """Write it in place of the old one."""
+        stores = sorted(self.stores.items())
+        kept = {"format": self.format, "schemas": self.schemas, "stores": stores}
+        data = json.dumps(kept, indent=2, ensure_ascii=False).encode()
+        replace_file(REAL, self.path, data + b"\n")
+
+    def name_stores(self, urls: list[str]) -> list[str]:
+        """Give each new store a short name for good; return notes of stores that came and went."""
+        notes = [f"no longer there: {url}" for url in sorted({*self.stores} - {*urls})]
+        taken = {*self.stores.values()}
+        for url, name in store_names([*self.stores, *urls]).items():
+            if url not in self.stores:
+                while name in taken:
+                    name += "~"
+                taken.add(name)
+                self.stores[url] = name
+        return notes
+
+    def choose_schema(
+        self, spark: SparkSession, table: str, urls: list[str], ddl: str
+    ) -> list[str]:
+        """Have the schema of a table: the kept one, with what a given one adds; else inferred."""
+        kept = _struct(self.schemas[table]) if table in self.schemas else None
+        if ddl:
+            given = _given(ddl)
+        elif kept is None:
+            given = _inferred(spark, table, urls)
+        else:
+            return []
+        merged = add_columns(kept or StructType(), given)
+        self.schemas[table] = merged.toDDL()
+        return [] if merged == kept else [f"{table}: schema {self.schemas[table]}"]
+
+
+def _struct(ddl: str) -> StructType:
+    found = StructType.fromDDL(ddl)
+    if not isinstance(found, StructType):
+        raise UsageError(f"{ddl!r} is one type: columns with names and types are needed")
+    return found
+
+
+def _given(ddl: str) -> StructType:
+    try:
+        return _struct(ddl)
+    except PySparkException as error:
+        raise UsageError(f"--schema {ddl!r}: {one_line(str(error))}") from error
+
+
+def _inferred(spark: SparkSession, table: str, urls: list[str]) -> StructType:
+    some = urls[:: -(-len(urls) // _SAMPLED_STORES)]
+    source = _KINDS[table].source
+    short = f"octet_length(body) <= {_SAMPLED_BYTES}"
+    frames = [
+        read(spark, url, ["body"], source=source).where(short).limit(_SAMPLED_BODIES)
+        for url in some
+    ]
+    bodies = [bytes(row[0]) for row in reduce(DataFrame.unionAll, frames).collect()]
+    texts = [text for text in map(_object, bodies) if text]
+    found = spark.read.json(spark.sparkContext.parallelize(texts, 1)).schema
+    if not found.fields:
+        raise UsageError(
+            f"{table}: none of {len(bodies)} messages is a JSON object with fields: give --schema"
+        )
+    return found
+
+
+def _object(body: bytes) -> str:
+    """Return the text of a JSON object, and of nothing else."""
+    try:
+        text = body.decode()
+        return text if isinstance(json.loads(text), dict) else ""
+    except (ValueError, RecursionError):
+        return ""
+
+
+def add_columns(kept: StructType, given: StructType, above: str = "") -> StructType:
+    """Return the ``kept`` columns with those that are new in ``given`` after them.
+
+    Raises :class:`UsageError` for a column whose type changed, with both types, and for two names
+    that differ in case alone, which tables can't hold.
+    """
+    fields = {one.name: one.dataType for one in kept.fields}
+    for one in given.fields:
+        place = above + one.name
+        old = fields.get(one.name)
+        fields[one.name] = _widened(old, one.dataType, place)
+    lower = [name.lower() for name in fields]
+    for name in fields:
+        if lower.count(name.lower()) > 1:
+            raise UsageError(
+                f"column {above + name} comes twice: names may not differ in case alone"
+            )
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+def _widened(kept: DataType | None, given: DataType, place: str) -> DataType:
+    if isinstance(given, StructType) and isinstance(kept, StructType | None):
+        return add_columns(kept or StructType(), given, f"{place}.")
+    if isinstance(given, ArrayType) and isinstance(kept, ArrayType | None):
+        return ArrayType(_widened(kept and kept.elementType, given.elementType, f"{place}[]"))
+    if isinstance(given, MapType) and isinstance(kept, MapType | None):
+        key = given.keyType if kept is None else _widened(kept.keyType, given.keyType, place)
+        return MapType(key, _widened(kept and kept.valueType, given.valueType, f"{place}[]"))
+    if kept is not None and kept != given:
+        raise UsageError(
+            f"column {place} is {kept.simpleString()}, not {given.simpleString()}: "
+            "a column's type can't be changed"
+        )
+    return given
+
+
+def _check_checkpoint(wanted: Ingest, table: str) -> None:
+    """Raise :class:`UsageError` for a table that has rows and no checkpoint, and the reverse."""
+    place = os.path.join(wanted.lake, table)
+    checkpoint = _checkpoint(wanted, table)
+    mark = os.path.join(place, _MARKS[wanted.kind])
+    # Spark makes directories before it notes the first batch, and files after it.
+    if _has_files(place) and not _has_files(os.path.join(checkpoint, "offsets")):
+        raise UsageError(
+            f"{place}: has rows, but no checkpoint: restore {checkpoint}, "
+            "or move the table away, to fill it anew"
+        )
+    if _has_files(os.path.join(checkpoint, "commits")) and not _has_files(mark):
+        raise UsageError(
+            f"{checkpoint}: is of a table that is not there: restore {place}, "
+            "or move the checkpoint away, to fill the table anew"
+        )
+
+
+def _checkpoint(wanted: Ingest, table: str) -> str:
+    return os.path.join(wanted.lake, "checkpoints", table)
+
+
+def _has_files(directory: str) -> bool:
+    """Return whether there is a file at any depth, except hidden ones: checksums, unfinished."""
+    return any(not name.startswith(".") for _, _, names in os.walk(directory) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table, and its rows: those that are new, or for Iceberg all that there are.
+
+    ``key`` tells rows apart. ``seen``: figures of the rows of a batch.
+    """
+
+    wanted: Ingest
+    name: str
+    key: tuple[str, ...]
+    rows: DataFrame
+    seen: Observation | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The tables of one kind of store."""
+
+    spark: SparkSession
+    wanted: Ingest
+    state: _State
+    name: str
+    urls: list[str]
+
+    def good(self) -> _Table:
+        """Give the table of what fits."""
+        known = f.array(*(f.lit(one) for one in self._schema().names))
+        new = f.try_element_at(f.array_except(f.json_object_keys("text"), known), f.lit(1))
+        good = f.col("reason").isNull()
+        rows = self._rows().withColumn("new", f.when(good, new))
+        figures = (
+            f.count_if(good).alias("rows"),
+            f.count("new").alias("unknown"),
+            f.max("new").alias("example"),
+        )
+        text, data = f.col("text").alias("body"), f.col("parsed.data").alias("data")
+        return self._table(self.name, _KINDS[self.name].key, rows, good, figures, (text, data))
+
+    def bad(self) -> _Table:
+        """Give the table of what does not fit."""
+        bad = f.col("reason").isNotNull()
+        key = (*_KINDS[self.name].key, "reason")
+        figures = (f.count_if(bad).alias("rows"),)
+        columns = (f.col("body"), f.col("reason"))
+        return self._table(self.name + _BAD, key, self._rows(), bad, figures, columns)
+
+    def _table(
+        self,
+        name: str,
+        key: tuple[str, ...],
+        rows: DataFrame,
+        chosen: Column,
+        figures: tuple[Column, ...],
+        columns: tuple[Column, ...],
+    ) -> _Table:
+        seen = Observation(name) if self.wanted.kind == "iceberg" else None
+        # Spark pushes no filter below what observes, so that each row is parsed once.
+        rows = rows.observe(seen or name, *figures).where(chosen)
+        day = f.to_date("time").alias("day")
+        laid_out = rows.select(day, "store", *_KINDS[self.name].kept, "time", *columns)
+        return _Table(self.wanted, name, key, laid_out, seen)
+
+    def _schema(self) -> StructType:
+        return _struct(self.state.schemas[self.name])
+
+    def _rows(self) -> DataFrame:
+        """Give all rows, with ``text``, ``parsed``, and the ``reason`` why one does not fit."""
+        rows = self._source().where(_KINDS[self.name].wanted)
+        text = f.col("text")
+        inner = StructType(
+            [StructField("data", self._schema()), StructField(_CORRUPT, StringType())]
+        )
+        # Spark's parser takes the first of several values, and an array for the objects in it. With
+        # text around it, what is not exactly one value is not JSON.
+        wrapped = f.concat(f.lit('{"data":'), text, f.lit("}"))
+        parsed = f.from_json(wrapped, inner, {"columnNameOfCorruptRecord": _CORRUPT})
+        single = f.json_array_length(f.concat(f.lit("["), text, f.lit("]"))) == 1
+        fits = f.col("parsed.data").isNotNull() & f.col(f"parsed.{_CORRUPT}").isNull()
+        return (
+            rows.withColumn("text", f.try_validate_utf8(f.col("body").cast("string")))
+            .withColumn("parsed", parsed)
+            .withColumn("time", f.expr(_KINDS[self.name].time))
+            .withColumn(
+                "reason",
+                f.when(f.col("error").isNotNull(), f.col("error"))
+                .when(text.isNull(), "the body is not UTF-8")
+                .when(~f.coalesce(single, f.lit(False)), "the body is not JSON")
+                .when(~f.coalesce(fits, f.lit(False)), "the body does not fit the schema"),
+            )
+        )
+
+    def _source(self) -> DataFrame:
+        """Give the rows of all stores, under their short names."""
+        kind = _KINDS[self.name]
+        columns = ("store", *kind.kept, *kind.read, "body", "error")
+        if self.wanted.kind == "iceberg":
+            rows = read(self.spark, self.urls, columns, source=kind.source)
+        else:
+            options = {
+                # A stream's load() takes no list.
+                "paths": json.dumps(self.urls),
+                "columns": ",".join(columns),
+                "maxMessagesPerBatch": str(self.wanted.batch),
+            }
+            rows = self.spark.readStream.format(kind.source).options(**options).load()
+        pairs = [(url, self.state.stores[url]) for url in self.urls]
+        names = self.spark.createDataFrame(pairs, "store string, short string")
+        joined = rows.join(f.broadcast(names), "store", "left")
+        return joined.withColumn("store", f.col("short")).drop("short")
+
+
+def _stream_all(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
+    """Run a stream for each table, all at once, until nothing is left; count what they wrote."""
+    queries = []
+    try:
+        for table in tables:
+            queries.append(
+                table.rows.writeStream.format(table.wanted.kind)
+                .queryName(table.name)
+                .partitionBy("day", "store")
+                .option("checkpointLocation", _checkpoint(table.wanted, table.name))
+                .option("mergeSchema", "true")
+                .trigger(availableNow=True)
+                .start(os.path.join(table.wanted.lake, table.name))
+            )
+        for query in queries:
+            query.awaitTermination()
+    finally:
+        for query in queries:
+            query.stop()
+    counts: dict[str, dict[str, Any]] = {}
+    for query in queries:
+        seen = [one.observedMetrics.get(query.name) for one in query.recentProgress]
+        counts[query.name] = _sum(row.asDict() for row in seen if row is not None)
+    return counts
+
+
+def _sum(seen: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {"rows": 0, "unknown": 0, "example": None}
+    for one in seen:
+        total["rows"] += one["rows"]
+        total["unknown"] += one.get("unknown", 0)
+        total["example"] = total["example"] or one.get("example")
+    return total
+
+
+def _merge_all(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
+    """Add to each Iceberg table the rows that it does not have, in one commit; count them."""
+    counts: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        spark, place = table.rows.sparkSession, f"lake.db.{table.name}"
+        if not spark.catalog.tableExists(place):
+            empty = spark.createDataFrame([], table.rows.schema)
+            empty.writeTo(place).using("iceberg").partitionedBy("day", "store").create()
+        for column, kind in _missing(spark.table(place).schema, table.rows.schema):
+            spark.sql(f"alter table {place} add columns ({column} {kind.simpleString()})")
+        before = spark.table(place).count()
+        table.rows.createOrReplaceTempView("ingested")
+        same = " and ".join(f"old.{name} <=> new.{name}" for name in table.key)
+        spark.sql(
+            f"merge into {place} as old using ingested as new on {same} "
+            "when not matched then insert *"
+        )
+        assert table.seen is not None
+        rows = spark.table(place).count() - before
+        counts[table.name] = {**table.seen.get, "rows": rows}
+    return counts
+
+
+def _missing(old: DataType, new: DataType, above: str = "") -> Iterator[tuple[str, DataType]]:
+    """Give the columns of ``new`` that ``old`` lacks, by their paths."""
+    if isinstance(old, ArrayType) and isinstance(new, ArrayType):
+        yield from _missing(old.elementType, new.elementType, f"{above}element.")
+    if isinstance(old, MapType) and isinstance(new, MapType):
+        yield from _missing(old.valueType, new.valueType, f"{above}value.")
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        for one in new.fields:
+            place = f"{above}`{one.name.replace('`', '``')}`"
+            if one.name in old.names:
+                yield from _missing(old[one.name].dataType, one.dataType, f"{place}.")
+            else:
+                yield place, one.dataType

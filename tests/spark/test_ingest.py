@@ -1,0 +1,244 @@
+"""``ingest``: each message is in a table of the lake once, typed, or in another with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.effort import by_tier
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import StructType
+
+import rocketstore
+from journal.errors import DamageError, LockedError, UsageError
+from journal.fs.files import REAL
+from journal.locks.directory_lock import DirectoryLock
+from pyspark_qindex.jobs.ingest import Ingest, add_columns, ingest
+from tests.cli.support import run
+from tests.spark.lakes import ingest_and_kill, publish, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KILLS = by_tier(quick=1, all=2, nightly=50)
+GOOD = {
+    b'{"a": 1, "b": {"c": "x"}}': (1, "x"),
+    b'{"a": 2}': (2, None),
+    b' {"a": 3} \n': (3, None),
+    b'{"a": null, "b": {}}': (None, None),
+    b"{}": (None, None),
+    '{"b": {"c": "ü\\u0000}] {"}}'.encode(): (None, "ü\0}] {"),
+}
+FITS_NOT, IS_NOT_JSON = "the body does not fit the schema", "the body is not JSON"
+BAD = {
+    b'{"a": "x"}': FITS_NOT,
+    b'{"a": 1.5}': FITS_NOT,
+    b'{"a": 9223372036854775808}': FITS_NOT,
+    b'{"b": 5}': FITS_NOT,
+    b'{"b": {"c": "x"}, "a": [1]}': FITS_NOT,
+    b"null": FITS_NOT,
+    b"5": FITS_NOT,
+    b'[{"a": 1}]': FITS_NOT,
+    b'{"a": 1}{"a": 2}': IS_NOT_JSON,
+    b'{"a": 1},{"a": 2}': IS_NOT_JSON,
+    b'{"a": 1},"data":{"a": 2}': IS_NOT_JSON,
+    b'{"a": 1} x': IS_NOT_JSON,
+    b'{"a": 1}}': IS_NOT_JSON,
+    b'{"a": 1': IS_NOT_JSON,
+    b"": IS_NOT_JSON,
+    b"\xff": "the body is not UTF-8",
+}
+DDL = "a bigint, b struct<c: string>"
+
+
+def table(spark: SparkSession, lake: Path, name: str = "messages") -> list[dict[str, Any]]:
+    frame = spark.read.option("mergeSchema", "true").parquet(str(lake / name))
+    return [row.asDict(recursive=True) for row in frame.orderBy("store", "seq_id").collect()]
+
+
+def test_what_fits_and_what_does_not(spark: SparkSession, tmp_path: Path) -> None:
+    fleet, lake = tmp_path / "fleet", tmp_path / "lake"
+    publish(fleet / "a" / "orders", *GOOD, *BAD)
+    publish(fleet / "b" / "orders", b'{"a": 7, "new": 1}')
+    outcome = ingest(spark, Ingest([str(fleet)], str(lake), ddl=DDL))
+    assert outcome.summary == {"stores": 2, "messages": len(GOOD) + 1, "bad": len(BAD)}
+    assert outcome.found
+    assert outcome.notes == [
+        "messages: schema a BIGINT,b STRUCT<c: STRING>",
+        "messages: 1 messages have fields that the schema lacks, such as 'new': "
+        "add them with --schema",
+    ]
+    rows = table(spark, lake)
+    typed = {row["body"]: row["data"] for row in rows}
+    for body, (a, c) in GOOD.items():
+        found = typed[body.decode()]
+        assert (found["a"], found["b"] and found["b"]["c"]) == (a, c), body
+    assert typed['{"a": 7, "new": 1}']["a"] == 7
+    assert {row["store"] for row in rows} == {"a~orders", "b~orders"}
+    assert all(row["day"] == row["time"].date() for row in rows)
+    days = [path.name for path in (lake / "messages").glob("day=*/*")]
+    assert sorted(days) == ["store=a~orders", "store=b~orders"]
+    bad = {bytes(row["body"]): row["reason"] for row in table(spark, lake, "messages_bad")}
+    assert bad == BAD
+
+    # Stores come and go; names stay.
+    shutil.rmtree(fleet / "a")
+    publish(fleet / "c" / "deep" / "orders", b'{"a": 8}')
+    publish(fleet / "b" / "orders", b'{"a": 9}', queue="other")
+    outcome = ingest(spark, Ingest([str(fleet)], str(lake)))
+    assert outcome.summary == {"stores": 2, "messages": 2, "bad": 0}
+    assert outcome.notes == [f"no longer there: {fleet / 'a' / 'orders'}"]
+    new = table(spark, lake)[-2:]
+    assert [row["store"] for row in new] == ["b~orders", "c~deep~orders"]
+    assert len(table(spark, lake)) == len(rows) + 2
+
+
+def test_damage_has_its_reason(spark: SparkSession, tmp_path: Path) -> None:
+    publish(tmp_path / "s", b'{"a": 1}', b'{"a": 2}')
+    (journal,) = (tmp_path / "s").rglob("journal.jif")
+    data = journal.read_bytes()
+    journal.write_bytes(data.replace(b'{"a": 1}', b'{"b": 7}'))
+    lake = tmp_path / "lake"
+    outcome = ingest(spark, Ingest([str(tmp_path / "s")], str(lake), ddl="a int"))
+    assert outcome.summary == {"stores": 1, "messages": 1, "bad": 1}
+    (row,) = table(spark, lake, "messages_bad")
+    assert "journal.jif" in row["reason"]
+    assert (row["day"], row["store"], row["body"]) == (None, "s", None)
+
+
+def test_records_of_rocketmq(spark: SparkSession, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with rocketstore.open(tmp_path / "r", background=False) as store:
+        for number in range(6):
+            store.put("t", b'{"n": %d}' % number, sys_flag={4: 4, 5: 12}.get(number, 0))
+    publish(tmp_path / "q", b"plain text")
+    outcome = ingest(spark, Ingest([str(tmp_path / "r")], str(lake)))
+    assert outcome.summary == {"stores": 1, "messages": 4, "bad": 0}
+    found = spark.read.parquet(str(lake / "records")).orderBy("offset").collect()
+    assert [(row["topic"], row["data"]["n"], row["store"]) for row in found] == [
+        ("t", number, "r") for number in range(4)
+    ]
+    with pytest.raises(UsageError, match=r"none of 1 messages is a JSON object .*give --schema"):
+        ingest(spark, Ingest([str(tmp_path / "q")], str(lake)))
+
+
+def test_schemas(spark: SparkSession, tmp_path: Path) -> None:
+    store, lake = tmp_path / "s", tmp_path / "lake"
+    publish(store, b'{"id": 1, "tags": [{"k": "x"}]}', b'{"id": 2, "price": 1.5}', b"[1]")
+    wanted = Ingest([str(store)], str(lake))
+    assert ingest(spark, wanted).summary["messages"] == 2
+    kept = json.loads((lake / "lake.json").read_text())
+    assert kept["schemas"] == {"messages": "id BIGINT,price DOUBLE,tags ARRAY<STRUCT<k: STRING>>"}
+    before = sorted(lake.rglob("*"))
+    for changed, complaint in (
+        ("id string", "column id is bigint, not string"),
+        ("tags array<struct<k: int>>", r"column tags\[\].k is string, not int"),
+        ("price struct<x: int>", "column price is double, not struct<x:int>"),
+        ("ID bigint", "column id comes twice"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            ingest(spark, Ingest([str(store)], str(lake), ddl=changed))
+    assert sorted(lake.rglob("*")) == before
+    publish(store, b'{"id": 3, "tags": [{"k": "y", "v": 5}], "new": true}')
+    ddl = "new boolean, tags array<struct<v: int>>"
+    outcome = ingest(spark, Ingest([str(store)], str(lake), ddl=ddl))
+    assert outcome.summary == {"stores": 1, "messages": 1, "bad": 0}
+    first, _, last = (row["data"] for row in table(spark, lake))
+    assert (first["new"], first["tags"]) == (None, [{"k": "x", "v": None}])
+    assert last == {"id": 3, "price": None, "tags": [{"k": "y", "v": 5}], "new": True}
+
+
+@pytest.mark.usefixtures("spark")
+def test_columns_are_added_at_every_depth() -> None:
+    def merged(kept: str, given: str) -> str:
+        old, new = StructType.fromDDL(kept), StructType.fromDDL(given)
+        assert isinstance(old, StructType)
+        assert isinstance(new, StructType)
+        return add_columns(old, new).simpleString()
+
+    assert merged("a int", "b int not null, a int") == "struct<a:int,b:int>"
+    assert merged("a map<string,struct<x:int>>", "a map<string,struct<y:int>>") == (
+        "struct<a:map<string,struct<x:int,y:int>>>"
+    )
+    for given, complaint in (
+        ("a map<int,int>", r"column a is string, not int"),
+        ("a map<string,string>", r"column a\[\] is int, not string"),
+        ("a array<int>", r"column a is map<string,int>, not array<int>"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            merged("a map<string,int>", given)
+
+
+def test_a_lake_that_is_not_whole(spark: SparkSession, tmp_path: Path) -> None:
+    store, lake = tmp_path / "s", tmp_path / "lake"
+    publish(store, b'{"a": 1}')
+    wanted = Ingest([str(store)], str(lake))
+    ingest(spark, wanted)
+    ingest(spark, wanted)  # nothing new, nothing bad
+    publish(store, b'{"a": 2}')
+    for missing, complaint in (
+        ("checkpoints", r"lake/messages: has rows, but no checkpoint: restore .*/messages, or"),
+        ("checkpoints/messages_bad", "lake/messages_bad: has rows, but no checkpoint"),
+        ("messages", "checkpoints/messages: is of a table that is not there: restore"),
+        ("messages/_spark_metadata", "checkpoints/messages: is of a table that is not there"),
+        ("lake.json", "lake: is not empty, and no lake: it has no lake.json"),
+    ):
+        (lake / missing).rename(tmp_path / "away")
+        with pytest.raises(UsageError, match=complaint):
+            ingest(spark, wanted)
+        (tmp_path / "away").rename(lake / missing)
+    with pytest.raises(UsageError, match="lake: its tables are parquet, not delta"):
+        ingest(spark, Ingest([str(store)], str(lake), "delta"))
+    lock = DirectoryLock(REAL, lake / "lake.lock")
+    with pytest.raises(LockedError):
+        ingest(spark, wanted)
+    lock.release()
+    assert [row["data"]["a"] for row in table(spark, lake)] == [1]
+    assert ingest(spark, wanted).summary["messages"] == 1
+    (lake / "lake.json").write_text("{")
+    with pytest.raises(DamageError, match=r"lake\.json"):
+        ingest(spark, wanted)
+
+
+def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
+    store, lake = tmp_path / "s", tmp_path / "lake"
+    publish(store, b'{"a": 1}', b"x")
+    asked = ("pipeline", "ingest", store, "--to", lake)
+    for wrong, complaint in (
+        (("--format", "delta"), "--format delta needs pyspark 4.2, not 4.3."),
+        (("--format", "iceberg"), "--format iceberg needs pyspark 4.1, not 4.3."),
+        (("--format", "csv"), "--format must be one of parquet, delta, iceberg, not 'csv'"),
+        (("--every", "15"), "--every must be a time such as 30s, 15min or 1h, not '15'"),
+        (("--every", "1h", "--once"), "--once and --every exclude each other"),
+    ):
+        result = run(*asked, *wrong)
+        assert result.code == 2
+        (line,) = result.complaints
+        assert complaint in line
+        assert not lake.exists()
+    result = run(*asked, "--schema", "a bigint,")
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert "--schema 'a bigint,': " in result.complaints[0]
+    result = run(*asked, "--once", "--json")
+    assert result.code == 1
+    assert result.rows == [
+        {"job": "ingest", "stores": 1, "messages": 1, "bad": 1, "out": str(lake)}
+    ]
+    result = run(*asked)
+    assert (result.code, result.text) == (0, "ingest: stores 1, messages 0, bad 0\n")
+
+
+@pytest.mark.timeout(3600)  # by night fifty drivers, one after the other
+def test_kill_9_of_the_driver_at_any_moment(
+    spark: SparkSession, java_home: str, tmp_path: Path
+) -> None:
+    """Each message is in its table once, as Spark reads it; more are published meanwhile."""
+    expected = ingest_and_kill(tmp_path, "parquet", KILLS)
+    for name, rows in expected.items():
+        assert rows_of(spark.read.parquet(str(tmp_path / "lake" / name))) == rows
