@@ -70,7 +70,7 @@ class _Store:
             name, max_priority=LEVELS, delivery_limit=limit, dead_letter=f"{name}.failed"
         )
         self.locks: qindex.SharedQueue = engine.queue(f"{name}.locks")
-        self.values = Values(engine, name, expires)
+        self.values = Values(engine, f"{name}.values", expires)
         self.counters = Values(engine, f"{name}.counters", expires)
 
 
