@@ -24,7 +24,7 @@ class Cause(enum.Enum):
 
 
 class Kind(enum.StrEnum):
-    """The kind of a finding, a word that stays the same; docs/damage.md explains each."""
+    """The kind of a finding, a word that stays the same; docs/operations.md explains each."""
 
     CHECKSUM = "checksum"
     """Bytes that do not have their checksum."""

@@ -28,7 +28,6 @@ _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILIN
 _COMMAND = re.compile(r"^\$ (.*(?:\n> .*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
 _NO_PROGRAMS = {
-    "damage": "calls one by one, of directories that each need their own damage",
     "spark": "they need a JVM: tests/spark/test_docs.py runs them in its session",
 }
 """Pages whose blocks are not meant to be run as they stand, and why."""
