@@ -130,7 +130,7 @@ def make_app(*, asked: str = "") -> typer.Typer:
     """Put the commands together: all of them, or the one that is ``asked`` for.
 
     Each takes time to be loaded and made, so a call of one makes no other, and one for the version
-    makes none. A command of a package above this one stands in the list of all unloaded."""
+    makes none. The list of all has commands of packages above this one unloaded."""
     app = typer.Typer(
         name="qindex",
         help="An embedded, persistent message queue, and a reader of RabbitMQ's.",
@@ -148,8 +148,7 @@ def make_app(*, asked: str = "") -> typer.Typer:
 
 
 def _let_help_flow(app: typer.Typer) -> None:
-    """Give every command its docstring without the line breaks of its source: the terminal's width
-    breaks lines."""
+    """Join the lines of every command's docstring: the terminal's width breaks them."""
     for command in app.registered_commands:
         text = command.help or inspect.getdoc(command.callback) or ""
         command.help = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
@@ -181,7 +180,7 @@ def _add(app: typer.Typer, name: str, panel: str, *, loaded: bool) -> None:
 
 
 def _placeholder() -> int:
-    """Stand in the list of commands; :func:`main` loads the real ones when they are asked for."""
+    """Take the place of a command in help; :func:`main` loads the real one when asked."""
     raise AssertionError("the command was not loaded")
 
 

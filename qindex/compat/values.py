@@ -36,7 +36,7 @@ class Values:
         self._turn_name = f"{name}.turn"
 
     def put(self, key: str, value: bytes, *, expiring: bool = False) -> None:
-        """Set a value, in place of one that there is."""
+        """Set a value, replacing an earlier one."""
         queue, other = self._kept, self._expiring
         if expiring:
             queue, other = other, queue
@@ -100,7 +100,7 @@ class Values:
         return found
 
     def increase(self, key: str, amount: int) -> int:
-        """Add to a number and return it; one that there is not is 0."""
+        """Add to a number and return it; a missing one is 0."""
         with self._my_turn():
             number = int(self.get(key) or 0) + amount
             self.put(key, b"%d" % number, expiring=True)

@@ -32,7 +32,7 @@ class Opener(Protocol):
 
     @property
     def queue(self) -> Callable[..., Queue]:
-        """Gives a queue, with other settings."""
+        """Return a queue with other settings."""
 
 
 class Queue:
@@ -284,7 +284,7 @@ class Queue:
             higher priorities first.
 
         Raises:
-            UsageError: The key is no str, or max_messages is negative.
+            UsageError: The key is not a str, or max_messages is negative.
 
         Example:
             >>> seq_id = orders.publish(b"large", key="o-18")
@@ -330,8 +330,8 @@ class Queue:
                 message without using up an attempt.
 
         Raises:
-            UsageError: The delivery is of another queue, or was settled; or the delay is no number
-                of seconds.
+            UsageError: The delivery is of another queue, or was settled; or the delay is not
+                a number of seconds.
             LeaseExpiredError: Its lease has run out.
             StorageError: The delay can't be written. The delivery is as it was.
 

@@ -10,10 +10,10 @@ Steps for each virtual host, while no node has it open::
     5. remove the old files; sync
     6. remove the plan, then qindex.convert/
 
-A program that dies before 2 has changed nothing; the next call begins anew. One that dies after
-it is finished by the next call. At each moment the queue's directory itself has every message, and
-a reader gives it once: of files of both versions an entry of version 2 counts if its message is
-there, and those of version 1 that do not count there. For that,
+A program that dies before 2 has changed nothing; the next call begins anew. A call that dies
+after it is finished by the next call. At each moment the queue's directory itself has every
+message, and a reader gives it once: of files of both versions an entry of version 2 counts if its
+message is there, and those of version 1 that do not count there. For that,
 
 * of version 1 the journal goes last, for it has the acknowledgements of what is in segments;
 * where a queue has files of both versions already, those of version 2 are added to, so that the
@@ -302,7 +302,7 @@ class _Conversion:
             make_dirs(fs, os.path.join(vhost, place))
         self._sync({"", *([PERSISTENT_DIRECTORY] if self._names(PERSISTENT_DIRECTORY) else [])})
         for new, place in plan.puts:
-            # One that is not there is in its place.
+            # A directory that is not there has been moved already.
             with contextlib.suppress(FileNotFoundError):
                 fs.rename(os.path.join(self._new, new), os.path.join(vhost, place))
         self._sync(places)

@@ -176,7 +176,8 @@ def _copy_settings(fs: FileSystem, source: str, target: str) -> None:
 
 
 def _copy_counts(fs: FileSystem, source: str, target: str) -> None:
-    """Copy how often messages were delivered: one that kills its consumers is not to begin anew."""
+    """Copy how often messages were delivered: a message that kills its consumers must not begin
+    anew."""
     counts = unpack_counts(read_optional(fs, os.path.join(source, COUNTS)) or b"")
     if counts:
         replace_file(fs, os.path.join(target, COUNTS), pack_counts(counts))

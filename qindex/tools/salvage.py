@@ -176,7 +176,7 @@ class _Salvage:
     def _vhost_name(self) -> bytes:
         """Find the virtual host's name; each queue's name file has it, too.
 
-        One that damage has made too long, or given a NUL, is none: no store opens with it.
+        A name that damage has made too long, or given a NUL, is none: no store opens with it.
         """
         vhost = self._reader.vhost
         assert vhost is not None

@@ -1,8 +1,8 @@
 """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
 
-It may run beside a process that has the store open; the work of that process is no finding.
+It may run beside a process that has the store open; the work of that process is not a finding.
 Leftovers of a crash, which the next open repairs, are findings with the cause
-:data:`journal.findings.Cause.CRASH`: they are no damage.
+:data:`journal.findings.Cause.CRASH`: they are not damage.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Verification:
 
 @dataclass(slots=True)
 class StoreVerification:
-    """The check of one store, in the order in which its methods stand.
+    """The check of one store, in the order in which its methods are.
 
     ``for_copy``: the caller holds the store's lock, so that no writer is at work, and messages that
     an engine does not find, and a copy can save, count as found.

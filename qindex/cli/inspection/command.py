@@ -49,7 +49,7 @@ def inspect_command(
 ) -> int:
     """Print the records of one file with their offsets.
 
-    Behind them, on standard error, a line for each place that makes no sense; then it exits 1.
+    After them, on standard error, a line for each place that makes no sense; then it exits 1.
     """
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
