@@ -337,7 +337,7 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
             with suppress(qindex.LeaseExpiredError):
                 delivery.ack()
                 return True
-        # What a process left that was killed. The lock of one that is alive can't be taken away.
+        # What a process left that was killed. A live process's lock can't be taken away.
         for one in self.store.locks.find(key, MOST):
             left = self.store.locks.get(seq_id=one.seq_id)
             if left is not None:

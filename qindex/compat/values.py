@@ -91,7 +91,7 @@ class Values:
         }
 
     def increase(self, key: str, amount: int) -> int:
-        """Add to a number and return it; one that there is not is 0."""
+        """Add to a number and return it; a missing one is 0."""
         with self._my_turn():
             number = int(self.get(key) or 0) + amount
             self.put(key, b"%d" % number, expiring=True)

@@ -535,7 +535,7 @@ class PriorityDeliverer(Deliverer):
         self.wake_consumers()
 
     def take_last(self, *, waits: bool = True) -> Delivery | None:
-        """Refuse: a priority queue is no stack."""
+        """Refuse: a priority queue is not a stack."""
         raise UsageError(f"queue {self._state.name!r} has priorities: it can't be used as a stack")
 
     def peek_last(self) -> bytes | None:
