@@ -15,7 +15,7 @@ A sum file is a sequence of extents, each for bytes that were appended at once, 
     +--------+---------+-----------------------+
 
 The first checksum covers the extent's first 4,096 bytes, and so on; the last one what is left.
-Behind the last extent of a journal's sum file there may be zeros: room for more.
+After the last extent of a journal's sum file there may be zeros: room for more.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Healed:
     ``broken``: the offsets of blocks that do not hold and could not be healed. ``sound``: bytes
     from the start that are covered by checksums that hold. ``end``: past the last byte that the
     file had when its last checksum was written. The file may be shorter now. ``torn``: the sums end
-    in what is no extent, after which none may be appended. ``stop``: where the last extent ends in
-    the sum file."""
+    in something that is not an extent, and none may be appended. ``stop``: where the last extent
+    ends in the sum file."""
 
     data: FileBytes
     fixed: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
 
 
 def _digests(view: memoryview) -> bytes:
-    """Return the checksums of the bytes of one extent, as they stand after its head."""
+    """Return the checksums of the bytes of one extent, as they are after its head."""
     return read_words.block_sums(view, BLOCK)
 
 
@@ -195,7 +195,7 @@ def without_room(sums: bytes) -> bytes:
 
 def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
     """Look into the sum file of ``path``, whose bytes are ``data``: for flipped bits in it, for
-    what is no extent, and for bytes it covers and that the file does not have (any more).
+    what is not an extent, and for bytes it covers and that the file does not have (any more).
 
     What :func:`heal` finds wrong in ``data`` is not repeated. Never raises on any bytes; O(size).
     """

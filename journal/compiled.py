@@ -6,7 +6,7 @@ import looks into by itself::
 
     journal/_compiled/<digest of all these sources>/qindex.index.queue_index.cpython-311-....so
 
-:func:`install` lets imports find them there. The folder's name is made of the sources that stand
+:func:`install` lets imports find them there. The folder's name is made of the sources that are
 here *now*, so that a build of other sources is never taken: there is no folder of its name.
 
 A frozen program has no sources; it has the one build that it was made with

@@ -44,7 +44,7 @@ class DisconnectedError(StoreError):
 
 
 class NotAStoreError(StoreError):
-    """The path is no store directory: a file, or a directory of something else."""
+    """The path is not a store directory: a file, or a directory of something else."""
 
 
 class QueueFullError(StoreError):

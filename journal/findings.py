@@ -18,26 +18,26 @@ class Cause(enum.Enum):
 
     CRASH = "crash"
     """A crash of the process or the machine leaves this; open repairs it without asking. So does
-    what is no damage at all (:attr:`Kind.OPEN_TO_OTHERS`)."""
+    what is not damage at all (:attr:`Kind.OPEN_TO_OTHERS`)."""
     DAMAGE = "damage"
     """No crash leaves this (bit rot, a foreign file); open raises unless ``repair=True``."""
 
 
 class Kind(enum.StrEnum):
-    """The kind of a finding, a word that stays the same; docs/damage.md explains each."""
+    """The kind of a finding, a word that stays the same; docs/operations.md explains each."""
 
     CHECKSUM = "checksum"
     """Bytes that do not have their checksum."""
     CORRECTED = "corrected"
     """A flipped bit that a checksum put right: nothing is lost."""
     RECORD = "record"
-    """Bytes that are no record, or a record that does not decode."""
+    """Bytes that are not a record, or a record that does not decode."""
     STEP = "step"
     """A deliver or ack that can't be right."""
     TORN = "torn"
     """A record, or a file, that is cut off."""
     ZEROS = "zeros"
-    """Zeros where something else should stand."""
+    """Zeros where something else should be."""
     UNFINISHED = "unfinished"
     """The leftovers of an operation that was cut short."""
     ENTRY_WITHOUT_MESSAGE = "entry-without-message"
@@ -58,7 +58,7 @@ class Kind(enum.StrEnum):
     PERSISTENCE = "persistence"
     """Index and message differ in whether the message is persistent."""
     NAME = "name"
-    """A name that does not belong where it stands."""
+    """A name that does not belong where it is."""
     MISSING_FILE = "missing-file"
     FOREIGN_FILE = "foreign-file"
     UNREADABLE = "unreadable"

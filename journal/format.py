@@ -62,7 +62,7 @@ PUBLISH_HEAD_SIZE = PUBLISH_HEAD.size
 START_SIZE = 16
 """Bytes of an append that are stored last: a processor stores them at once."""
 NO_START = bytes(START_SIZE)
-"""The zeros that stand there until then. No record starts so: a message id is never zero."""
+"""The zeros that are there until then. No record starts so: a message id is never zero."""
 
 
 def pack_action(action: int, seq_id: int) -> bytes:

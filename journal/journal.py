@@ -8,9 +8,9 @@ closed or emptied, which the format allows (a parser stops at 40 zero bytes).
 
 A copy into a map may be under way anywhere, in any order, when its process dies, and a write in its
 middle. So the first sixteen bytes of an append (or all of them, if it has no more) are stored last,
-at once: until then zeros stand there, and what is behind them does not count.
+at once: until then zeros are there, and what is after them does not count.
 
-Behind the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
+After the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
 disk. While the journal is in it, each publish asks for room first, and fails where there is none.
 
 ``rebase`` drops the front of the journal once the segment files have its entries. Entries

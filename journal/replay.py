@@ -100,7 +100,7 @@ class RecordColumns:
         del self.kinds[-count:], self.seqs[-count:], self.offsets[-count:], self.lengths[-count:]
 
     def put_run(self, kinds: U8, seqs: I64, offset: int, length: int) -> None:
-        """Add a run of records of one length; the first stands at ``offset``. Single ones go into
+        """Add a run of records of one length; the first is at ``offset``. Single ones go into
         new arrays from here on."""
         self._put_singles()
         count = len(seqs)
@@ -138,7 +138,7 @@ def walk_journal(
     ``max_records`` of them at most.
 
     Stops at the first incomplete record, at 40 zero bytes, and at a seq_id above ``seq_limit``
-    (no queue has published it, so these bytes are no record). Never raises on any bytes.
+    (no queue has published it, so these bytes are not a record). Never raises on any bytes.
     O(records); runs of equal length cost no interpreter time per record.
     """
     whole = memoryview(data)[:stop]

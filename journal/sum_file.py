@@ -1,7 +1,7 @@
 """The writer of a journal's sum file (:mod:`journal.block_sums`).
 
 The file is memory-mapped, as the journal is. Each ``write`` would release the interpreter's lock
-while the queue's lock is held, and would wake the threads that wait for that. Behind the last
+while the queue's lock is held, and would wake the threads that wait for that. After the last
 extent there are zeros until the file is closed.
 """
 
@@ -44,7 +44,7 @@ class SumFile:
 
     def append(self, extent: bytes) -> None:
         """Append one extent; in the operating system on return. Its head is stored last: until
-        then zeros stand there, after which nothing counts."""
+        then zeros are there, after which nothing counts."""
         start = self._at
         end = start + len(extent)
         try:

@@ -183,7 +183,7 @@ class Locations:
         return row >= 0 and self._files[row] == file and self._offsets[row] == offset
 
     def move(self, msg_id: bytes, file: int, offset: int) -> None:
-        """Give a known message another place."""
+        """Record another place of a known message."""
         packed = self._overlay.get(msg_id)
         if packed is not None:
             place = pack_place(file, offset, packed >> _SIZE_SHIFT & _SIZE_MASK)

@@ -47,7 +47,7 @@ Record = tuple[bytes, int, int]
 @dataclass(slots=True)
 class FileScan:
     """The content of a file. ``end`` is the end of the last record, ``size`` that of the file,
-    ``gaps`` are the bytes that are no sound record.
+    ``gaps`` are the bytes that are not a sound record.
 
     Records from index ``searched`` on were found after a gap: another copy of the same message
     that was found in the ordinary way is to be preferred (the gap may have hidden the frame of a

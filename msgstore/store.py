@@ -323,7 +323,7 @@ class MessageStore:
         return record
 
     def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
-        """A record as it stands on disk, frame included: path, offset, bytes. Nothing is checked.
+        """A record as it is on disk, frame included: path, offset, bytes. Nothing is checked.
 
         Raises :class:`MissingMessageError`, :class:`StorageError`.
         """

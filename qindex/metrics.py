@@ -130,7 +130,7 @@ _MESSAGE_STORE: list[Column[MessageStoreSummary]] = [
 def store_families(
     queues: Sequence[QueueSummary], messages: MessageStoreSummary | None
 ) -> list[Family]:
-    """Give what the files of a store tell; ``messages``: of the message store, if there is one."""
+    """Return what the files of a store tell; ``messages``: of its message store, if it has one."""
     families = table("qindex_queue_", _SUMMARY, [(_labels(one.name), one) for one in queues])
     families += _settings((one.name, one.settings) for one in queues)
     if messages is not None:
@@ -139,7 +139,7 @@ def store_families(
 
 
 def engine_families(stats: EngineStats) -> list[Family]:
-    """Give the figures of an engine; counters are since each queue was opened."""
+    """Return the figures of an engine; counters are since each queue was opened."""
     labelled = [(_labels(one.name), one) for one in stats.queues]
     families = table("qindex_queue_", _STATS, labelled)
     families += _settings((one.name, one.settings) for one in stats.queues)
@@ -184,7 +184,7 @@ def engine_families(stats: EngineStats) -> list[Family]:
 
 
 def _priorities(queues: Sequence[tuple[Mapping[str, str], QueueStats]]) -> list[Family]:
-    """Give what waits in each priority, where there are any."""
+    """Return what waits in each priority, where there are any."""
     samples = [
         Sample("", {**labels, "priority": str(priority)}, count)
         for labels, one in queues
@@ -195,13 +195,13 @@ def _priorities(queues: Sequence[tuple[Mapping[str, str], QueueStats]]) -> list[
 
 
 def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
-    """Give what is set; a setting that no queue has is left out."""
+    """Return what is set; a setting that no queue has is left out."""
     rows = [(_labels(name), one) for name, one in queues]
     return [one for one in table("qindex_queue_", _SETTINGS, rows) if one.samples]
 
 
 def _labels(queue: str) -> dict[str, str]:
-    # A name may be bytes that are no UTF-8, which the text form has to be.
+    # A name may be bytes that are not UTF-8, which the text form has to be.
     return {"queue": "\n".join(map(printable, queue.split("\n")))}  # which the text form escapes
 
 
@@ -212,7 +212,7 @@ def _single(name: str, text: str, value: float) -> Family:
 def table(
     prefix: str, columns: list[Column[One]], rows: Sequence[tuple[Mapping[str, str], One]]
 ) -> list[Family]:
-    """Return a family for each column: its name behind the prefix, its kind, its help, and what
+    """Return a family for each column: its name after the prefix, its kind, its help, and what
     reads its value from a row; None is left out. ``rows``: each with its labels."""
     families = []
     for name, kind, text, read in columns:
@@ -232,7 +232,7 @@ def _histogram(labels: Mapping[str, str], taken: Durations) -> Iterator[Sample]:
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """Give the text form: for each family its help and type, then a line for each sample."""
+    """Return the text form: for each family its help and type, then a line for each sample."""
     return "".join(_lines(families))
 
 
@@ -261,7 +261,7 @@ class _Collector:
         self._engine = engine
 
     def collect(self) -> Iterator[Any]:
-        """Give the engine's families as prometheus_client's."""
+        """Yield the engine's families as prometheus_client's."""
         from prometheus_client.core import Metric
 
         try:
@@ -276,7 +276,7 @@ class _Collector:
 
 
 def collector(engine: Engine) -> _Collector:
-    """Give a collector for ``prometheus_client.REGISTRY.register``, which asks it at each scrape.
+    """Return a collector for ``prometheus_client.REGISTRY.register``, which asks it at each scrape.
 
     Needs prometheus_client (extra ``prometheus``). A scrape after the engine was closed, or in a
     forked child, finds no figures of it.

@@ -184,7 +184,7 @@ class BatchPutter:
         try:
             log.write(data)
         except StorageError as error:
-            state.broke(error)  # a part of it may stand behind the log's end
+            state.broke(error)  # a part of it may be after the log's end
             raise
         log.last = (int(places[-1]), int(sizes[part - 1]))
         return places

@@ -130,7 +130,7 @@ class Batch:
         return int(self.sizes.max(initial=0))
 
     def encode(self, start: int, places: Int64Array, first: int) -> bytes:
-        """Give the records from number ``start`` on that stand at ``places``; ``first`` is the
+        """Return the records from number ``start`` on that are at ``places``; ``first`` is the
         ordinal of the batch's first message. Raises :class:`UsageError`."""
         now, born = self.store_time, self._born_timestamp
         flags, whole = (None, self._flags) if isinstance(self._flags, int) else (self._flags, 0)
@@ -150,7 +150,7 @@ class Batch:
             raise UsageError(f"a field does not fit into the record: {error}") from error
 
     def dispatch_of(self, start: int, places: Int64Array, first: int) -> DispatchBatch:
-        """Give the dispatch of these records, for queues and index."""
+        """Return the dispatch of these records, for queues and index."""
         count = len(places)
         keys = self._keys
         if count != len(self.sizes):

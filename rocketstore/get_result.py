@@ -43,7 +43,7 @@ class GetResult:
         self.min_offset: int = min_offset
         self.max_offset: int = max_offset
         self._messages: list[StoredMessage] | None = []
-        # A run of records that stand one after another in the log, until somebody asks for them.
+        # A run of records that are one after another in the log, until somebody asks for them.
         self._data = self._units = b""
         self._count = 0
 

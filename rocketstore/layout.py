@@ -120,7 +120,7 @@ def look(
 
 
 def is_store(names: Iterable[str]) -> bool:
-    """Tell whether a directory with these names has files of a store."""
+    """Return whether a directory with these names has files of a store."""
     return not {"commitlog", "consumequeue", "index"}.isdisjoint(names)
 
 
@@ -190,7 +190,7 @@ def _look_queues(
 def _look_index(
     fs: FileSystem, paths: Paths, options: Options, strangers: list[Stranger]
 ) -> tuple[list[str], int, int]:
-    # The real store ignores names that are no number; only a wrong length could be a trap.
+    # The real store ignores names that are not a number; only a wrong length could be a trap.
     names = [
         name
         for name in _listdir(fs, paths.index)
@@ -260,7 +260,7 @@ def _listdir(fs: FileSystem, directory: str) -> list[str]:
 
 
 def extend(fs: FileSystem, stranger: Stranger) -> None:
-    """Give a file its full length back: a crash took zeros from its end, or bytes that were never
+    """Restore a file's full length: a crash took zeros from its end, or bytes that were never
     synced. Raises :class:`StorageError`."""
     path = stranger.path
     with storage_errors(path, "can't be extended"), opened(fs, path, os.O_RDWR) as fd:

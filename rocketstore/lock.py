@@ -68,7 +68,7 @@ class StoreLock(LockFile):
     def let_go(self) -> None:
         """As of any lock file, and let another store of this process have it."""
         super().let_go()
-        # Behind the close: that gives back the lock of any store of this process.
+        # After the close: that gives back the lock of any store of this process.
         if _held.get(self._key) is self:
             del _held[self._key]
 

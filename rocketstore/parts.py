@@ -60,7 +60,7 @@ class Parts:
         return queue
 
     def put_queues(self, batch: DispatchBatch) -> None:
-        """Give the messages to their ConsumeQueues (not those of open or undone transactions)."""
+        """Put the messages into their ConsumeQueues (not those of open or undone transactions)."""
         for key, chosen in batch.by_queue():
             self.queue(*key).put(*batch.units(chosen))
 
@@ -150,8 +150,8 @@ class Parts:
             save_note(self.fs, self.paths.dispatch_note, note)
 
     def sync_after_crash(self, note: DispatchNote | None) -> None:
-        """Sync what the log holds behind the last checkpoint, and mark what queues and index hold
-        behind it as not synced: it may be in the system's memory alone.
+        """Sync what the log holds after the last checkpoint, and mark what queues and index hold
+        after it as not synced: it may be in the system's memory alone.
 
         Raises :class:`journal.errors.StorageError`.
         """

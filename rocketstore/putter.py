@@ -199,7 +199,7 @@ class Putter:
         size = header.size + len(body) + len(tail)
         at = self._make_room(size)
         now = state.clock.read()
-        # Messages of a transaction that is open or undone stand in no queue.
+        # Messages of a transaction that is open or undone are in no queue.
         counted = sys_flag & TRANSACTION_MASK in (0, COMMIT)
         ordinal = route.ordinal if counted else 0
         offset = state.commitlog.base + at

@@ -41,7 +41,7 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
 
 @lru_cache(maxsize=1)
 def _near_bytes() -> int:
-    """Bytes behind the log's end in which the real store expects records to be in memory."""
+    """Bytes after the log's end in which the real store expects records to be in memory."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.4)
 
 
@@ -98,7 +98,7 @@ def get_messages(
 
 def _take_all(parts: Parts, data: bytes, result: GetResult, most: int, max_bytes: int) -> int:
     """The usual case of :func:`_walk_units`, several times faster: all units that are wanted
-    point to records that stand one after another in the newest file, and they fit into the
+    point to records that are one after another in the newest file, and they fit into the
     answer: one copy takes them all. Gives 0 when it is another case."""
     log = parts.commitlog
     if log.view is None or most < 1:
@@ -259,7 +259,7 @@ def _is_wanted(raw: bytes, field: bytes, key: str, first_key: bytes | None) -> b
     at += len(field) + 2
     if first_key is not None and raw.startswith(first_key, at):
         end = at + len(first_key)
-        # KEYS stands first, has this key first, and is not named again.
+        # KEYS is first, has this key first, and is not named again.
         if end == len(raw):
             return True
         after = raw[end]

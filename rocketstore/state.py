@@ -44,10 +44,10 @@ class Place(IntEnum):
 class Pending:
     """Messages in the log that queues and index do not have yet.
 
-    ``offsets`` says where their records stand in the last file of the log. Queues and index are
+    ``offsets`` says where their records are in the last file of the log. Queues and index are
     made from the records, as after a crash. Two facts are not in them and are noted by offset:
     ``queues`` gives the queue of the messages from there on, up to the next one named, and
-    ``codes`` the tagsCodes that are no tags'. ``route`` is the last put's, ``None`` at first.
+    ``codes`` the tagsCodes that are not tags'. ``route`` is the last put's, ``None`` at first.
     """
 
     __slots__ = ("codes", "offsets", "queues", "route")

@@ -251,9 +251,9 @@ class Store:
 
     def lookup(self, offset: int | str) -> StoredMessage | None:
         """The message at a physical offset, or with an offset message id; ``None`` if no record
-        stands there. A filler of a hole in the log is no message. O(1).
+        is there. A filler of a hole in the log is not a message. O(1).
 
-        As from every call, the body of a record that says that it stands elsewhere raises
+        As from every call, the body of a record that says that it is elsewhere raises
         :class:`DamageError`.
         """
         if isinstance(offset, str):
@@ -449,7 +449,7 @@ class Store:
             state.refuse(ClosedError(f"{self.path}: the interpreter has ended"))
             return
         if isinstance(state.refusal, ClosedError):
-            # A close before may have been cut short behind its refusal.
+            # A close before may have been cut short after its refusal.
             self._release()
             return
         check_alone(state.lock)

@@ -89,7 +89,7 @@ def check_store(path: PathLike, **options: Any) -> Report:
 
 
 def _settled(options: Options, paths: Paths) -> Report:
-    """Check the store until what is found is no trace of a writer at work."""
+    """Check the store until what is found is not a trace of a writer at work."""
     fs = options.fs
     before: list[Finding] | None = None
     for left in reversed(range(_LOOKS)):
@@ -206,7 +206,7 @@ class _Check:
         self._offsets = np.empty(0, np.int64)
 
     def run(self) -> Iterator[Finding]:
-        """Give the findings of the log, then those of queues and index."""
+        """Yield the findings of the log, then those of queues and index."""
         yield from self._missing_units()
         at: int | None = max(self._parts.commitlog.min_offset, 0)
         while at is not None:
@@ -252,7 +252,7 @@ class _Check:
         return walk
 
     def _after_gap(self, walk: LogWalk) -> int | None:
-        """Give where the log goes on after missing files."""
+        """Return where the log goes on after missing files."""
         files = self._parts.commitlog.files.files
         if walk.stop is Stop.BAD or (self._limit is not None and walk.end >= self._limit):
             return None
@@ -335,7 +335,7 @@ class _Check:
 
     @staticmethod
     def _judged(durable: bool) -> tuple[Cause, str]:
-        """Give the cause of what is wrong with a queue, and what it means."""
+        """Return the cause of what is wrong with a queue, and what it means."""
         if durable:
             lost = "consumers get another message, or none; rebuild-index repairs it"
             return Cause.DAMAGE, lost

@@ -366,7 +366,7 @@ class BeneathFileSystem(RealFileSystem):
 
     @staticmethod
     def _widen(fd: int, status: os.stat_result, mode: int) -> None:
-        """Give a new file, or directory, the bits that the umask has taken away."""
+        """Set the mode bits that the umask has removed from a new file or directory."""
         if status.st_uid == os.geteuid():
             with suppress(OSError):  # a file system without modes
                 os.fchmod(fd, stat.S_IMODE(status.st_mode) | mode)
@@ -387,7 +387,7 @@ class BeneathFileSystem(RealFileSystem):
         self._in_parent(source, with_source)
 
     def unlink(self, path: PathLike, /) -> None:  # type: ignore[override]
-        """Remove a name that is no directory's; of a link, the link."""
+        """Remove a name that is not a directory's; of a link, the link."""
         self._in_parent(path, lambda fd, name: os.unlink(name, dir_fd=fd))
 
     def mkdir(self, path: PathLike, /) -> None:  # type: ignore[override]
@@ -448,7 +448,7 @@ class BeneathFileSystem(RealFileSystem):
 
 
 def _explain(root_fd: int, root: str, inner: str) -> None:
-    """Raise the error that names the first part of a path which is no file or directory."""
+    """Raise the error that names the first part of a path which is not a file or directory."""
     done = ""
     for part in inner.split("/"):
         done = os.path.join(done, part)

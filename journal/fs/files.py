@@ -276,7 +276,7 @@ def sync_directory(path: PathLike, opened: Callable[[PathLike, int], int]) -> No
 
 def checked_path(path: PathLike) -> str:
     """Return a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
-    bytes, for what is no path, and for one that no file can have (empty, with NUL)."""
+    bytes, for what is not a path, and for one that no file can have (empty, with NUL)."""
     try:
         text = os.fspath(path)
         if isinstance(text, str) and text and b"\0" not in os.fsencode(text):
@@ -330,7 +330,7 @@ def open_private(path: PathLike, mode: str = "w") -> IO[Any]:
 
 
 def sync_file(fs: FileSystem, path: PathLike) -> None:
-    """Make what stands in a file durable, whoever wrote it. Raises :class:`OSError`."""
+    """Make what is in a file durable, whoever wrote it. Raises :class:`OSError`."""
     with opened(fs, path) as fd:
         fs.fdatasync(fd)
 

@@ -1,7 +1,7 @@
 """The calls that are under way in an engine, so that its close can wait for them.
 
 A call that is done under one hold of a lock needs nothing of this: the lock refuses after the end,
-before and after it is taken. One that takes several steps (a message goes to the message store,
+before and after it is taken. A call that takes several steps (a message goes to the message store,
 then its entry to the journal, then both are synced) would be cut in two by a close in between. It
 holds a lock of its own meanwhile, one for each thread: a close takes all of them once.
 """

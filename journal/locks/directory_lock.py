@@ -48,10 +48,9 @@ class LockFile:
         """Open the file, and call ``take`` with its descriptor, to lock it.
 
         A child that is forked from then on closes the file, and does not keep the lock when this
-        process gives it back, or dies. One that was forked meanwhile may have the file for as long
-        as it lives: then it is opened anew. Raises what ``take`` raises, and :class:`OSError`; the
-        file is closed then.
-        """
+        process gives it back, or dies. A process that was forked meanwhile may have the file for as
+        long as it lives: then it is opened anew. Raises what ``take`` raises, and :class:`OSError`;
+        the file is closed then."""
         fs = self._fs
         while True:
             forks = _forks_begun
@@ -189,7 +188,7 @@ class LockWatch:
 def lock_exclusively(fs: FileSystem, fd: int) -> bool:
     """Take the lock. Return False if another process, or another open file, holds it.
 
-    A reader in :func:`is_held` holds a shared lock for a moment. That is no reason to refuse.
+    A reader in :func:`is_held` holds a shared lock for a moment. That is not a reason to refuse.
     """
     for _ in range(_LOOKS):
         if fs.lock(fd):
@@ -209,8 +208,7 @@ class Owner(NamedTuple):
 
 
 def read_owner(data: bytes) -> Owner | None:
-    """Return what a lock file says; ``None`` for nothing, or what is no pid (and host). An earlier
-    version wrote no host."""
+    """Return what a lock file says; ``None`` if it has no pid. An earlier version wrote no host."""
     words = data.split()
     if not words:
         return None

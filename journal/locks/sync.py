@@ -7,7 +7,7 @@ So at most two syncs pass between asking and being durable, whatever the number 
 
 How the callers are woken decides the rate under the interpreter's lock: waking sixteen threads at
 once makes them fight for it. Here each woken caller wakes the next one (a chain), and the leader
-of the next round stands in the middle of the chain: late enough that many callers have come back
+of the next round is in the middle of the chain: late enough that many callers have come back
 with their next write, early enough that the disk does not idle. Measured with 16 threads and
 a 90 us fdatasync: 4 times one thread. Where to wake a thread on an idle processor takes 20 us, that
 is the limit, and several chains at a time, or all woken at once, do no better; where all run on one

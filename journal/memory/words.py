@@ -3,7 +3,7 @@
 The compiler never sees this file: it takes the same names from ``words.pxd``. These
 functions exist twice, so a test holds the two against each other.
 
-``store_record`` and ``store_word`` are the commits of an append. Into a map that is no plain
+``store_record`` and ``store_word`` are the commits of an append. Into a map that is not a plain
 :class:`mmap.mmap` (tests record the stores) both builds store by its own methods.
 """
 

@@ -1,8 +1,8 @@
 """The rows that an audit gives: what is wrong, and where.
 
-``kind`` is a word of :class:`journal.findings.Kind` (docs/damage.md explains each). ``cause`` is
-``damage``, or ``crash`` for what the death of a process or a loss of power leaves and the next open
-repairs without asking.
+``kind`` is a word of :class:`journal.findings.Kind` (docs/operations.md explains each).
+``cause`` is ``damage``, or ``crash`` for what the death of a process or a loss of power leaves and
+the next open repairs without asking.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class _State:
         replace_file(REAL, self.path, data + b"\n")
 
     def name_stores(self, urls: list[str]) -> list[str]:
-        """Give each new store a short name for good; return notes of stores that came and went."""
+        """Name each new store for good; return notes of stores that are gone."""
         notes = [f"no longer there: {url}" for url in sorted({*self.stores} - {*urls})]
         taken = {*self.stores.values()}
         for url, name in store_names([*self.stores, *urls]).items():
@@ -248,7 +248,10 @@ class _State:
     def choose_schema(
         self, spark: SparkSession, table: str, urls: list[str], ddl: str
     ) -> list[str]:
-        """Have the schema of a table: the kept one, with what a given one adds; else inferred."""
+        """Set the schema of a table: the kept one with what ``ddl`` adds, or an inferred one.
+
+        Returns a note if it is new.
+        """
         kept = _struct(self.schemas[table]) if table in self.schemas else None
         if ddl:
             given = _given(ddl)
@@ -390,7 +393,7 @@ class _Run:
     urls: list[str]
 
     def good(self) -> _Table:
-        """Give the table of what fits."""
+        """Return the table of what fits."""
         known = f.array(*(f.lit(one) for one in self._schema().names))
         new = f.try_element_at(f.array_except(f.json_object_keys("text"), known), f.lit(1))
         good = f.col("reason").isNull()
@@ -404,7 +407,7 @@ class _Run:
         return self._table(self.name, _KINDS[self.name].key, rows, good, figures, (text, data))
 
     def bad(self) -> _Table:
-        """Give the table of what does not fit."""
+        """Return the table of what does not fit."""
         bad = f.col("reason").isNotNull()
         key = (*_KINDS[self.name].key, "reason")
         figures = (f.count_if(bad).alias("rows"),)
@@ -431,7 +434,7 @@ class _Run:
         return _struct(self.state.schemas[self.name])
 
     def _rows(self) -> DataFrame:
-        """Give all rows, with ``text``, ``parsed``, and the ``reason`` why one does not fit."""
+        """Return all rows, with ``text``, ``parsed``, and the ``reason`` why one does not fit."""
         rows = self._source().where(_KINDS[self.name].wanted)
         text = f.col("text")
         inner = StructType(
@@ -457,7 +460,7 @@ class _Run:
         )
 
     def _source(self) -> DataFrame:
-        """Give the rows of all stores, under their short names."""
+        """Return the rows of all stores, under their short names."""
         kind = _KINDS[self.name]
         columns = ("store", *kind.kept, *kind.read, "body", "error")
         if self.wanted.kind == "iceberg":
@@ -535,7 +538,7 @@ def _merge_all(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
 
 
 def _missing(old: DataType, new: DataType, above: str = "") -> Iterator[tuple[str, DataType]]:
-    """Give the columns of ``new`` that ``old`` lacks, by their paths."""
+    """Yield the columns of ``new`` that ``old`` lacks, by their paths."""
     if isinstance(old, ArrayType) and isinstance(new, ArrayType):
         yield from _missing(old.elementType, new.elementType, f"{above}element.")
     if isinstance(old, MapType) and isinstance(new, MapType):

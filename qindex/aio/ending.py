@@ -1,7 +1,7 @@
 """An engine that was not closed when its loop ended, or when its last user dropped it.
 
 ``asyncio.run`` ends the asynchronous generators of its loop before it closes that: one of ours
-stands there for each engine that was opened in a loop, and closes it. Where a loop is closed
+is there for each engine that was opened in a loop, and closes it. Where a loop is closed
 without that, the engine is closed when the last of its queues is given up.
 """
 

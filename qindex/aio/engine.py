@@ -308,8 +308,8 @@ def open(directory: PathLike, *, shared: Literal[False] = False, **options: Any)
 def open(directory: PathLike, **options: Any) -> _Opening | _SharedOpening:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
 
-    One that was not closed when the loop ends that it was opened in (and no other loop uses it), or
-    when it and its queues are given up, is closed then, with a :class:`ResourceWarning`.
+    An engine that was not closed when the loop ends that it was opened in (and no other loop uses
+    it), or when it and its queues are given up, is closed then, with a :class:`ResourceWarning`.
 
     Options and errors are those of :func:`qindex.open`, but for ``read_only``: a reader never
     waits, so that the plain one serves. Opened in a thread of its own; a cancellation closes again.

@@ -585,7 +585,7 @@ class Queue:
 class Consumer(AsyncIterator[Delivery]):
     """The iterator of :meth:`Queue.consume`.
 
-    It is no generator: it has nothing to clean up, wherever it is left. ``stopped``: it gives no
+    It is not a generator: it has nothing to clean up, wherever it is left. ``stopped``: it gives no
     more messages.
     """
 

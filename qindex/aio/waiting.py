@@ -1,8 +1,8 @@
 """Wait, in a coroutine, for a bell of a queue: until it rings, time is up, or it is cancelled.
 
 No publish is missed between leaving a listener and looking at the queue once more: a later one
-rings it. A ring is for one waiter, so one that has no use for its ring, as it was cancelled for
-example, rings again.
+rings it. A ring is for one waiter, so a waiter that has no use for its ring, as it was cancelled
+for example, rings again.
 
 Publishers of a queue with ``overflow="block"`` wait so for room. A call on a loop's thread, or in
 the helper's, waits for nothing: it says which queue is full. The coroutine leaves a listener there

@@ -28,7 +28,7 @@ import typer
 from typer.main import get_command
 
 import qindex
-from journal.errors import DamageError, StoreError
+from journal.errors import DamageError, StoreError, UsageError
 from qindex._packages import see
 from qindex.cli.output import NoteHandler, flush, print_line, print_note
 
@@ -42,17 +42,85 @@ _COMPLETE = "_QINDEX_COMPLETE"
 """The variable by which a shell's completion script asks."""
 
 _LATER = {
-    "rocket": ("rocketstore.cli", "The same for a RocketMQ store (qindex rocket --help)."),
-    "pipeline": (
-        "pyspark_qindex.cli",
-        "Jobs over many stores (qindex pipeline --help).",
-    ),
-    "compare": (
-        "qindex.cli.compare",
-        "One workload on both designs (qindex compare --help).",
-    ),
+    "rocket": ("rocketstore.cli", "Look into a RocketMQ store, check and repair it."),
+    "pipeline": ("pyspark_qindex.cli", "Audit, export or migrate many stores with Spark."),
+    "compare": ("qindex.cli.compare", "Run one workload on both designs and print figures."),
 }
 """Commands of packages above this one, which are not imported before they are asked for."""
+
+COMMAND_GROUPS = {
+    "Queues": ("list", "cat", "publish", "consume", "follow", "queue", "purge", "delete"),
+    "Workers": ("worker", "redrive", "schedule", "serve"),
+    "Store care": (
+        *("verify", "repair", "compact", "inspect", "stats", "top", "export", "import"),
+    ),
+    "RabbitMQ": ("salvage", "convert", "push", "pull"),
+    "RocketMQ": ("rocket",),
+    "Spark": ("pipeline",),
+    "Try it": ("demo", "compare"),
+}
+"""The commands as help lists them."""
+
+EXAMPLES = {
+    "list": "qindex list data --wide",
+    "cat": "qindex cat data orders --json",
+    "publish": "qindex publish data orders < lines.txt",
+    "consume": "qindex consume data orders --count 10",
+    "follow": "qindex follow data orders --from earliest",
+    "queue": "qindex queue data orders --max-length 1000",
+    "purge": "qindex purge data orders",
+    "delete": "qindex delete data orders --force",
+    "worker": "qindex worker shop:handle data orders --processes 4",
+    "redrive": "qindex redrive data orders.failed --dry-run",
+    "schedule": 'qindex schedule data add nightly "30 2 * * *" --queue jobs --body report',
+    "serve": "qindex serve data",
+    "verify": "qindex verify data",
+    "repair": "qindex repair data --out new",
+    "compact": "qindex compact data",
+    "inspect": "qindex inspect data/qindex.store",
+    "stats": "qindex stats data --prometheus",
+    "top": "qindex top data",
+    "export": "qindex export data --out all.jsonl",
+    "import": "qindex import all.jsonl restored",
+    "salvage": "qindex salvage mnesia/rabbit@host --out new",
+    "convert": "qindex convert mnesia/rabbit@host --to 2",
+    "push": "qindex push data orders --amqp amqp://guest:guest@localhost/%2F",
+    "pull": "qindex pull orders data --amqp amqp://guest:guest@localhost/%2F",
+    "rocket": "qindex rocket list store",
+    "pipeline": "qindex pipeline audit /srv/fleet --out audit",
+    "demo": "qindex demo",
+    "compare": "qindex compare task-queue --html page.html",
+}
+"""One call of each command. Help shows that of the first one beside the name of a group."""
+
+_MODULES = {
+    "demo": "demo.command",
+    "list": "look",
+    "cat": "look",
+    "publish": "traffic",
+    "consume": "traffic",
+    "serve": "serve",
+    "worker": "worker",
+    "redrive": "redrive",
+    "follow": "follow",
+    "queue": "queue_settings",
+    "schedule": "schedule",
+    "purge": "drop",
+    "delete": "drop",
+    "inspect": "inspection.command",
+    "compact": "drop",
+    "stats": "look",
+    "top": "top",
+    "export": "move",
+    "import": "move",
+    "push": "move",
+    "pull": "move",
+    "verify": "tools",
+    "repair": "tools",
+    "salvage": "tools",
+    "convert": "tools",
+}
+"""The modules of this package that have the commands."""
 
 # Newer typers carry click inside, older ones depend on it: this is the base of its errors in both.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -62,7 +130,7 @@ def make_app(*, asked: str = "") -> typer.Typer:
     """Put the commands together: all of them, or the one that is ``asked`` for.
 
     Each takes time to be loaded and made, so a call of one makes no other, and one for the version
-    makes none. A command of a package above this one stands in the list of all unloaded."""
+    makes none. The list of all has commands of packages above this one unloaded."""
     app = typer.Typer(
         name="qindex",
         help="An embedded, persistent message queue, and a reader of RabbitMQ's.",
@@ -70,21 +138,17 @@ def make_app(*, asked: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
-    for name, module in _COMMANDS.items():
-        if asked in ("", name):
-            _add_loaded(app, name, importlib.import_module(f"qindex.cli.{module}"))
-    for name, (module, text) in _LATER.items():
-        if name == asked:
-            _add_loaded(app, name, importlib.import_module(module))
-        elif not asked and _is_there(module):
-            app.command(name, help=text, add_help_option=False)(_placeholder)
+    for group, names in COMMAND_GROUPS.items():
+        panel = f"{group}: {EXAMPLES[names[0]]}"
+        for name in names:
+            if asked in ("", name):
+                _add(app, name, panel, loaded=asked == name)
     _let_help_flow(app)
     return app
 
 
 def _let_help_flow(app: typer.Typer) -> None:
-    """Give every command its docstring without the line breaks of its source: the terminal's width
-    breaks lines."""
+    """Join the lines of every command's docstring: the terminal's width breaks them."""
     for command in app.registered_commands:
         text = command.help or inspect.getdoc(command.callback) or ""
         command.help = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
@@ -99,16 +163,24 @@ def _complete(command: Any) -> None:
         command.main(prog_name="qindex", complete_var=_COMPLETE)
 
 
-def _add_loaded(app: typer.Typer, name: str, module: Any) -> None:
+def _add(app: typer.Typer, name: str, panel: str, *, loaded: bool) -> None:
+    """Add a command to its panel of the help. A later one is a placeholder unless ``loaded``."""
+    kept: dict[str, Any] = {"rich_help_panel": panel, "epilog": f"Example: {EXAMPLES[name]}"}
+    place, text = _LATER.get(name, (f"qindex.cli.{_MODULES.get(name)}", ""))
+    if name in _LATER and not loaded:
+        if _is_there(place):
+            app.command(name, help=text, add_help_option=False, **kept)(_placeholder)
+        return
+    module = importlib.import_module(place)
     group = getattr(module, f"{name}_app", None)
     if group is not None:
-        app.add_typer(group, name=name)
+        app.add_typer(group, name=name, **kept)
     else:
-        app.command(name)(getattr(module, f"{name}_command"))
+        app.command(name, **kept)(getattr(module, f"{name}_command"))
 
 
 def _placeholder() -> int:
-    """Stand in the list of commands; :func:`main` loads the real ones when they are asked for."""
+    """Take the place of a command in help; :func:`main` loads the real one when asked."""
     raise AssertionError("the command was not loaded")
 
 
@@ -143,36 +215,6 @@ def _top(
     """An embedded, persistent message queue, and a reader of RabbitMQ's."""
 
 
-_COMMANDS = {
-    "demo": "demo",
-    "list": "look",
-    "cat": "look",
-    "publish": "traffic",
-    "consume": "traffic",
-    "serve": "serve",
-    "worker": "worker",
-    "redrive": "redrive",
-    "follow": "follow",
-    "queue": "queue_settings",
-    "schedule": "schedule",
-    "purge": "drop",
-    "delete": "drop",
-    "inspect": "inspect_file",
-    "compact": "drop",
-    "stats": "look",
-    "top": "top",
-    "export": "move",
-    "import": "move",
-    "push": "move",
-    "pull": "move",
-    "verify": "tools",
-    "repair": "tools",
-    "salvage": "tools",
-    "convert": "tools",
-}
-"""The modules of this package that have the commands, in the order in which help lists them."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code. Never raises, and never prints a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -204,7 +246,7 @@ def _run(arguments: list[str]) -> int:
                 _see(_LATER[asked][0])
             except ImportError as error:
                 return _fail(WRONG_USE, error)
-        elif asked not in _COMMANDS and asked != "--version":
+        elif asked not in _MODULES and asked != "--version":
             asked = ""  # help, or a word that is like one of them
         command = get_command(make_app(asked=asked))
         _complete(command)
@@ -216,9 +258,9 @@ def _run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         raise KeyboardInterrupt from None
     except DamageError as error:
-        return _fail(FOUND, error)
+        return _fail(FOUND, f"{error} ({_remedy_of_damage(asked)})")
     except StoreError as error:
-        return _fail(WRONG_USE, error)
+        return _fail(WRONG_USE, f"{error}{_remedy(error)}")
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -229,12 +271,26 @@ def _run(arguments: list[str]) -> int:
             _drop_output()
         return _fail(WRONG_USE, f"{error.filename or 'input or output'}: {error.strerror or error}")
     except _CommandLineError as error:
-        return _fail(WRONG_USE, f"{_message_of(error)} (see qindex --help)")
+        words = f"qindex {asked}" if asked in EXAMPLES else "qindex"
+        return _fail(WRONG_USE, f"{_message_of(error)} (see {words} --help)")
     except Exception as error:
         if os.environ.get("QINDEX_DEBUG"):
             raise
         return _fail(DEFECT, f"a defect of this program: {type(error).__name__}: {error}")
     return int(result or 0)
+
+
+def _remedy(error: StoreError) -> str:
+    """Return what to do about an error that does not say so itself, with a space before it."""
+    if isinstance(error, UsageError) and "there is no queue" in str(error):
+        return " (qindex list shows the queues)"
+    return ""
+
+
+def _remedy_of_damage(asked: str) -> str:
+    if asked == "rocket":
+        return "qindex rocket verify names all damage"
+    return "qindex verify names all damage, qindex repair makes a sound copy"
 
 
 def _message_of(error: Any) -> str:

@@ -86,7 +86,7 @@ def list_command(
     DIR is a store's directory or that of a RabbitMQ virtual host. ready: messages that wait for a
     consumer. unacked: those that are with one ("-": only the process tells that has the store
     open). bytes: of the bodies. on disk: the files of the queue. version: of RabbitMQ's queue files
-    (1+2: a node was stopped while it converted them). Settings stand below the queues that have
+    (1+2: a node was stopped while it converted them). Settings are below the queues that have
     some.
     """
     store = StoreReader(directory, segment_entry_count=entry_count)

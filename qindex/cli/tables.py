@@ -49,7 +49,7 @@ def human_size(size: int) -> str:
 
 
 def human_count(count: int | None) -> str:
-    """Show a number with its thousands apart; ``-`` for one that is not known."""
+    """Show a number with its thousands apart; ``-`` for an unknown one."""
     return "-" if count is None else f"{count:,}"
 
 

@@ -34,7 +34,7 @@ _LOOK = 0.01
 
 
 class _Several(Opens):
-    """Queues that one request is about: their numbers stand where that of a queue does."""
+    """Queues that one request is about: their numbers are where that of a queue does."""
 
     def __init__(self, home: Home, queues: Sequence[SharedQueue]) -> None:
         super().__init__(home, "", (ANY, 0))

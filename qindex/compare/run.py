@@ -57,7 +57,7 @@ class Results:
     reopened: dict[str, dict[int, list[dict[str, Any]]]] = field(default_factory=dict)
     lookups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    """Peers that failed, and why: their earlier figures are no comparison."""
+    """Peers that failed, and why: their earlier figures are not comparison."""
 
 
 def compare(plan: Plan, tell: Callable[[str, float], None]) -> Results:

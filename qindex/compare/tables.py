@@ -1,4 +1,4 @@
-"""Tables for a terminal and for a page in Markdown, and numbers as they stand in them."""
+"""Tables for a terminal and for a page in Markdown, and numbers as they are in them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def reopen(contender: str, directory: str, workload: dict[str, Any]) -> dict[str
     """Open what a killed process left, and take the first message: seconds by the clock, and
     seconds of CPU."""
     kind, given = CONTENDERS[contender], make_workload(workload)
-    # A library's loading at its first use is no part of recovery.
+    # A library's loading at its first use is not part of recovery.
     kind.store(_fresh(Path(f"{directory}.small")), given).close()
     wall, cpu = time.perf_counter(), time.process_time()
     store = kind.store(Path(directory), given)

@@ -160,7 +160,7 @@ PRESETS: Mapping[str, Workload] = {
 
 
 def make_workload(values: Mapping[str, Any], base: Workload | None = None) -> Workload:
-    """A workload with some fields given. Raises :class:`UsageError` for one that it hasn't."""
+    """A workload with some fields given. Raises :class:`UsageError` for an unknown one."""
     known = {one.name for one in fields(Workload)}
     for name in values:
         if name not in known:

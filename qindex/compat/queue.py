@@ -46,7 +46,8 @@ class _Bytes:
 
 
 def codec_of(serializer: Codec) -> Serializer:
-    """Give the object that is meant. Raises :class:`UsageError` for what is none."""
+    """Return the codec for ``serializer``. Raises :class:`UsageError` if it lacks ``dumps`` or
+    ``loads``."""
     codec: Any = serializer
     if isinstance(serializer, str):
         codec = {"pickle": pickle, "bytes": _Bytes}.get(serializer)
@@ -394,7 +395,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             self._check_open()
 
     def retry_unreadable(self) -> int:
-        """Put what was set aside in the dead-letter queue back, behind all others, where an item
+        """Put what was set aside in the dead-letter queue back, after all others, where an item
         can be made of it again; gives how many that were."""
         with self.mutex:
             self._check_open()

@@ -102,7 +102,7 @@ class FifoDiskQueue:
                 pass
 
     def push(self, data: bytes) -> None:
-        """Append. Raises :class:`TypeError` for what is no bytes."""
+        """Append. Raises :class:`TypeError` for what is not bytes."""
         if not isinstance(data, bytes):
             raise TypeError(f"unsupported type: {type(data).__name__}")
         with self._shared.lock:
@@ -111,7 +111,7 @@ class FifoDiskQueue:
 
     def pop(self) -> bytes | None:
         """Take the next one; ``None`` when there is none. Raises
-        :class:`~journal.errors.DamageError` for one that is damaged; the next call goes on."""
+        :class:`~journal.errors.DamageError` for a damaged item; the next call goes on."""
         with self._shared.lock:
             self._check_open()
             delivery = self._take()
@@ -124,7 +124,7 @@ class FifoDiskQueue:
         return self._queue.get(0)
 
     def peek(self) -> bytes | None:
-        """Give what :meth:`pop` would give, and leave it."""
+        """Return what :meth:`pop` would give, and leave it."""
         with self._shared.lock:
             self._check_open()
             return self._peek()
@@ -155,7 +155,7 @@ class FifoDiskQueue:
             last = shared.leave(self._engine, self._name, self._shared)
             self._closed = True
         try:
-            # Delayed messages of another program are no items, and stay.
+            # Delayed messages of another program are not items, and stay.
             if last and not self._queue.stats().messages:
                 self._remove()
         finally:

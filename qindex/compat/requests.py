@@ -45,7 +45,7 @@ _MOVED_AT_ONCE = 64
 
 class Waiting:
     """One queue of requests. ``few``: seq_ids in ``requests.waiting``, oldest first; ``own``: the
-    queue of the engine for what is behind those; ``out``: messages of that one that are being
+    queue of the engine for what is after those; ``out``: messages of that one that are being
     worked on; ``users``: objects of Scrapy's that use it."""
 
     __slots__ = ("few", "name", "out", "own", "users")
@@ -61,7 +61,7 @@ class Waiting:
         return len(self.few) + (0 if self.own is None else len(self.own))
 
     def front(self, *, newest: bool) -> qindex.Queue | None:
-        """Give the own queue if the next request to be taken is there."""
+        """Return the own queue if the next request to be taken is there."""
         if self.own is None or not len(self.own) or (self.few and not newest):
             return None
         return self.own
@@ -127,21 +127,21 @@ class Requests(shared.Shared):
             self.named(name).few.extend(of_one[place] for place in sorted(of_one))
 
     def named(self, name: str) -> Waiting:
-        """Give the queue of this name."""
+        """Return the queue of this name."""
         known = self.waiting.get(name)
         if known is None:
             known = self.waiting[name] = Waiting(name)
         return known
 
     def leftover(self) -> list[Waiting]:
-        """Give the queues with requests that are not in use, by name; empty ones are deleted."""
+        """Return the queues with requests that are not in use, by name; empty ones are deleted."""
         unused = [one for one in self.waiting.values() if not one.users]
         for one in unused:
             self.retire(one)
         return sorted((one for one in unused if len(one)), key=lambda one: one.name)
 
     def push(self, waiting: Waiting, body: bytes) -> None:
-        """Put a request behind all others of its queue."""
+        """Put a request after all others of its queue."""
         assert self.engine is not None
         # A request that is being worked on counts too: after a crash it is in its place again.
         own_used = waiting.own is not None and (len(waiting.own) or waiting.out)
@@ -158,7 +158,7 @@ class Requests(shared.Shared):
     def pop(self, waiting: Waiting, *, newest: bool) -> Popped | None:
         """Take the oldest request of a queue, or the newest; ``None`` when there is none.
 
-        One that is damaged is logged, set aside in quarantine by the engine, and passed over.
+        A damaged request is logged, set aside in quarantine by the engine, and passed over.
         """
         while len(waiting):
             try:
@@ -188,7 +188,7 @@ class Requests(shared.Shared):
         return None if delivery is None else Popped(waiting, delivery, own is not None)
 
     def peek(self, waiting: Waiting, *, newest: bool) -> bytes | None:
-        """Give the body of what :meth:`pop` would give, and leave it."""
+        """Return the body of what :meth:`pop` would give, and leave it."""
         own = waiting.front(newest=newest)
         if own is not None:
             if newest:

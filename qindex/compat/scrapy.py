@@ -16,9 +16,9 @@ crawl needs to go on:
   request is scheduled twice, never not at all.
 
 So each request is handled at least once; those that were being worked on at the kill, twice.
-Requests that can't be serialized are kept in memory only, as Scrapy does it. One that can't be
-revived, because its class or its callback has gone since, is logged and set aside in the queue
-``requests.unreadable`` of the store; it is tried again at the next start.
+Requests that can't be serialized are kept in memory only, as Scrapy does it. A request that
+can't be revived, because its class or its callback has gone since, is logged and set aside in the
+queue ``requests.unreadable`` of the store; it is tried again at the next start.
 
 Requests are pickled, or marshalled by the ``Marshal...`` classes, which unpickle nothing. Don't
 resume with the ``Pickle...`` classes from a JOBDIR that somebody else can write: unpickling runs
@@ -122,7 +122,7 @@ class _Ledger:
 
 
 def _late(crawler: Crawler, name: str) -> Any:
-    """Give an attribute of a crawler that is set when the crawl starts, or ``None`` before: newer
+    """Return an attribute of a crawler that is set when the crawl starts, or ``None`` before: newer
     versions of Scrapy raise then."""
     try:
         return getattr(crawler, name, None)
@@ -160,7 +160,7 @@ class _Use:
 
     @staticmethod
     def of(crawler: Crawler) -> _Use:
-        """Give that of a crawl, and count one user more."""
+        """Return the use of a crawl, and count one more user."""
         use = _uses.get(crawler)
         if use is None:
             use = _uses[crawler] = _Use(crawler)
@@ -253,7 +253,7 @@ class _RequestQueue:
             return request
 
     def peek(self) -> Request | None:
-        """Give what :meth:`pop` would give, and leave it."""
+        """Return what :meth:`pop` would give, and leave it."""
         self._check_open()
         while True:
             body = self._requests.peek(self._waiting, newest=self._lifo)
@@ -474,7 +474,7 @@ class DupeFilter(RFPDupeFilter):
             self._fingerprints.update(batch.bodies)
 
     def request_seen(self, request: Request) -> bool:
-        """Tell whether a request like this was asked about before."""
+        """Return whether a request like this was asked about before."""
         self._write()
         fingerprint: bytes = self.fingerprinter.fingerprint(request)
         if fingerprint in self._fingerprints:

@@ -58,7 +58,7 @@ _given_back: deque[qindex.Engine] = deque()
 
 
 def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
-    """Give the engine of ``directory``; the first call opens it.
+    """Return the engine of ``directory``; the first call opens it.
 
     Each call needs one of :func:`release`. Raises as :func:`qindex.open`.
     """
@@ -94,8 +94,9 @@ def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
 
 
 def _idle(path: str) -> _Use | None:
-    """Give the use of a directory when no thread opens or closes its engine. Lock held, though not
-    meanwhile."""
+    """Wait until no thread opens or closes the engine of a directory, and return its use.
+
+    The lock is held, but not meanwhile."""
     while True:
         use = _uses.get(path)
         if use is None or not use.busy:
@@ -106,7 +107,7 @@ def _idle(path: str) -> _Use | None:
 
 
 def release(engine: qindex.Engine) -> None:
-    """Give an engine back; the last one closes it. Raises as :meth:`qindex.Engine.close`."""
+    """Release an engine; the last release closes it. Raises as :meth:`qindex.Engine.close`."""
     _forget_parents()
     _given_back.append(engine)
     _see_to()
@@ -157,7 +158,7 @@ def _count_one() -> tuple[str, _Use, qindex.Engine] | None:
 
 
 def join(engine: qindex.Engine, name: str, make: Callable[[], S]) -> S:
-    """Give what the objects of one queue share, and count one more; ``make`` is called for the
+    """Return what the objects of one queue share, and count one more; ``make`` is called for the
     first, and may not take its time.
 
     Raises :class:`UsageError` where the queue is used in another way.

@@ -49,7 +49,8 @@ class Giver:
 
     def _next(self, rows: deque[tuple[int, bytes, int | Entry]]) -> Delivery | None:
         """Return the delivery of the first row, or of the next that can be given; ``None`` at the
-        end. One that could not be given (the system refused) is tried again by the next call."""
+        end. A message that could not be given (the system refused) is tried again by the next
+        call."""
         while rows and not self._stopped:
             seq, body, extra = rows[0]
             if isinstance(extra, Entry) and extra.stored:
@@ -62,7 +63,7 @@ class Giver:
         return None
 
     def _fetch(self, entry: Entry) -> Entry:
-        """Read a message from the message store. Of one that is gone, damage says so."""
+        """Read a message from the message store. If it is gone, damage says so."""
         record = self._store.read(entry.msg_id)
         damage = MISSING
         message = None

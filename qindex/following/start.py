@@ -25,16 +25,25 @@ def follow(
     events: bool = True,
     on_gap: Callable[[Gap], None] | None = None,
 ) -> Follower:
-    """Follow a queue of the store in ``directory`` as it is written, by this process or another.
+    """Follow a queue of a store as it is written, by this process or another.
 
-    ``start``: ``"earliest"``, the oldest message that is still in the files; ``"latest"``, the
-    next to be published; or a seq_id. ``timeout``: seconds without a message after which iteration
-    ends (``None``: never). ``wait``: for a store or queue that is not there yet. ``poll``: seconds
-    between two looks at most. ``events``: wake on file events, too (watchdog, if installed).
-    ``on_gap``: called with each gap, in its place among the messages; without it they are logged.
+    Nothing is written, and no lock is taken.
 
-    Nothing is written and no lock is taken. Raises :class:`UsageError` when there is no such queue
-    (unless ``wait``), :class:`NotAStoreError`, :class:`StorageError`.
+    Args:
+        directory: The store.
+        queue: The queue's name.
+        start: ``"earliest"``, the oldest message in the files; ``"latest"``, the next to be
+            published; or a seq_id.
+        timeout: Seconds without a message after which iteration ends. None: never.
+        wait: Wait for a store or queue that is not there yet.
+        poll: The most seconds between two looks.
+        events: Wake on file events too, if watchdog is installed.
+        on_gap: Called with each gap, in its place among the messages. None: gaps are logged.
+
+    Raises:
+        UsageError: There is no such queue, and ``wait`` is false.
+        NotAStoreError: It is not a store.
+        StorageError: The system refused an operation.
     """
     return follow_store(
         directory,

@@ -34,7 +34,7 @@ class DirectoryRules:
     ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
     expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
-    finds all that its index names. ``journalled_pairs``: the files of version 2 stand beside a
+    finds all that its index names. ``journalled_pairs``: the files of version 2 are beside a
     journal of ours, in a store that an engine wrote (it was in no release). ``pending``: seq_ids of
     transactions that are not committed. ``vouched``: the checksums are of these files, for no node
     has had them.

@@ -60,8 +60,8 @@ class Entry:
 
 
 def is_special(extra: int | Entry) -> bool:
-    """Tell whether there is something to be seen to before this (of a plain message its timestamp)
-    is handed out: it expires, is delayed, its message is in the message store, damaged, or was
+    """Return whether this (a plain message's timestamp) needs attention before it is handed out: it
+    expires, is delayed, its message is in the message store, damaged, or was
     corrected."""
     if isinstance(extra, int):
         return False
@@ -76,7 +76,7 @@ def is_special(extra: int | Entry) -> bool:
 
 
 def is_only_stored(entry: Entry) -> bool:
-    """Tell whether the message is in the message store, unread, and there is nothing else to be
+    """Return whether the message is in the message store, unread, and there is nothing else to be
     seen to."""
     return (
         entry.stored
@@ -91,7 +91,7 @@ _Open = in_the_making(Entry)
 def make_entry(
     msg_id: bytes, expiry: int, size: int, message: Message | None, stored: bool = False
 ) -> Entry:
-    """Make one that is sound, as its constructor does, in a third of the time."""
+    """Make a sound entry, as its constructor does, in a third of the time."""
     made: Any = _Open()
     made.msg_id = msg_id
     made.expiry = expiry
@@ -129,7 +129,7 @@ def read_unnamed(record: bytes, expiry: int, size: int) -> Entry:
 
 
 def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
-    """Read one entry whose message id stands at offset ``payload`` of ``data``.
+    """Read one entry whose message id is at offset ``payload`` of ``data``.
 
     ``word``: its type and seq_id as in a journal. A damaged record gives an entry that says so.
     """
@@ -228,5 +228,5 @@ def read_one_by_one(
 
 
 def journal_words(kinds: npt.NDArray[np.uint8], seqs: I64) -> U64:
-    """Put type bits and seq_ids together as they stand at the start of a journal record."""
+    """Put type bits and seq_ids together as they are at the start of a journal record."""
     return (kinds.astype(np.uint64) << np.uint64(TYPE_SHIFT)) | seqs.astype(np.uint64)

@@ -1,6 +1,6 @@
 """A message's record without its body: it keeps key, headers and properties without loss.
 
-Of our records the bytes up to the body, as they stand on disk (:mod:`qindex.format.message_record`;
+Of our records the bytes up to the body, as they are on disk (:mod:`qindex.format.message_record`;
 the checksum is of no use without the body, and is zero); of RabbitMQ's the record of the same
 message with an empty body (:mod:`qindex.format.rabbitmq.record`): exchange, routing keys and
 property bytes as the client sent them.
@@ -17,7 +17,7 @@ from qindex.format.rabbitmq.record import decode_message
 
 
 def make_envelope(message: Message) -> bytes:
-    """Give the envelope of a message that was read from a store."""
+    """Return the envelope of a message that was read from a store."""
     properties = message.properties
     if not isinstance(properties, RabbitProperties):
         return record_format.encode_front(message)
@@ -27,9 +27,9 @@ def make_envelope(message: Message) -> bytes:
 
 
 def open_envelope(envelope: bytes, body: bytes) -> Message:
-    """Give the message that an envelope and a body make.
+    """Return the message that an envelope and a body make.
 
-    Raises :class:`journal.errors.StoreError` for bytes that are no envelope, or of a body of
+    Raises :class:`journal.errors.StoreError` for bytes that are not an envelope, or of a body of
     another size.
     """
     if envelope[: len(record_format.MAGIC)] == record_format.MAGIC:

@@ -6,11 +6,11 @@ is an object of one key that starts with ``$``:
 =========================  ======================================================================
 ``{"$base64": "AP8="}``    bytes
 ``{"$decimal": "3.10"}``   a decimal
-``{"$float": "nan"}``      a float that is no number (``nan``, ``inf``, ``-inf``)
+``{"$float": "nan"}``      a float that is not a number (``nan``, ``inf``, ``-inf``)
 ``{"$time": 1.5}``         a msgpack timestamp, in seconds since 1970
 ``{"$ext": [5, "AP8="]}``  another msgpack extension: its code, and its data in base64
-``{"$map": [[1, "a"]]}``   a map with keys that are no strings, or that start with ``$``
-``{"$text": "68e9"}``      text that is no valid Unicode: its bytes in hexadecimal
+``{"$map": [[1, "a"]]}``   a map with keys that are not strings, or that start with ``$``
+``{"$text": "68e9"}``      text that is not valid Unicode: its bytes in hexadecimal
 ``{"$deep": "list"}``      a list or map below 100 others, which an old message may hold: its kind
 =========================  ======================================================================
 """
@@ -37,7 +37,7 @@ def plain_json(value: Mapping[str, Any]) -> str:
 
 
 def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
-    """Give a value in what JSON has; see the module's text."""
+    """Return a value in what JSON has; see the module's text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

@@ -81,7 +81,7 @@ class StoreMarker:
 
 
 def pack_marker(marker: StoreMarker) -> bytes:
-    """Give the marker file's bytes: msgpack and its checksum, twice.
+    """Return the marker file's bytes: msgpack and its checksum, twice.
 
     Without the entry count no segment can be read, so one flipped bit must not cost it.
     """
@@ -95,13 +95,13 @@ def pack_marker(marker: StoreMarker) -> bytes:
 
 
 def pack_checked(value: object) -> bytes:
-    """Give ``value`` as msgpack, and eight bytes of xxh3 over that."""
+    """Return ``value`` as msgpack, and eight bytes of xxh3 over that."""
     packed: bytes = msgpack.packb(value)
     return packed + xxh3_64_digest(packed)
 
 
 def unpack_checked(data: bytes) -> Any:
-    """Give the value back. Raises :class:`ValueError` when the checksum does not hold."""
+    """Return the value. Raises :class:`ValueError` if the checksum does not match."""
     if xxh3_64_digest(data[:-8]) != data[-8:]:
         raise ValueError("the checksum does not hold")
     return unpack(data[:-8])

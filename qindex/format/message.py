@@ -35,7 +35,7 @@ class Message:
 
 
 def as_bytes(body: Body) -> bytes:
-    """Give a body as bytes, a copy of what may change. Raises :class:`UsageError` for anything
+    """Return a body as bytes, a copy of what may change. Raises :class:`UsageError` for anything
     else."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
@@ -71,7 +71,7 @@ def message_of(
 
 
 def in_the_making(frozen: type) -> type:
-    """Give a class of objects whose fields may still be set, and that become objects of the
+    """Return a class of objects whose fields may still be set, and that become objects of the
     ``frozen`` dataclass by their ``__class__``."""
     return type("_Open", (), {"__slots__": tuple(one.name for one in fields(frozen))})
 

@@ -73,11 +73,11 @@ MAX_OVERHEAD = 1 << 20
 
 
 class RecordError(StoreError):
-    """Bytes that are no message record; the message says why."""
+    """Bytes that are not a message record; the message says why."""
 
 
 def plain_body_head(size: int) -> bytes:
-    """Give the msgpack head of a body of ``size`` bytes (bin 8, 16 or 32)."""
+    """Return the msgpack head of a body of ``size`` bytes (bin 8, 16 or 32)."""
     if size < 1 << 8:
         return _SHORT_BODY_HEADS[size]
     if size < 1 << 16:
@@ -86,7 +86,7 @@ def plain_body_head(size: int) -> bytes:
 
 
 def plain_body_size(length: int, middle: bytes = NOTHING) -> int:
-    """Give the size of the body of a record of ``length`` bytes with this middle, as without key,
+    """Return the size of the body of a record of ``length`` bytes with this middle, as without key,
     headers and properties; nothing or less where it has none."""
     size = 0
     for head_size, most in ((2, 0xFF), (3, 0xFFFF), (5, _MAX_BODY)):
@@ -97,7 +97,7 @@ def plain_body_size(length: int, middle: bytes = NOTHING) -> int:
 
 
 def encode_record(message: Message) -> bytes:
-    """Give the record of ``message`` with a zero checksum (see :func:`seal_embedded`).
+    """Return the record of ``message`` with a zero checksum (see :func:`seal_embedded`).
 
     Raises :class:`UsageError` for headers or properties that msgpack can't hold.
     """
@@ -105,7 +105,7 @@ def encode_record(message: Message) -> bytes:
 
 
 def encode_front(message: Message) -> bytes:
-    """Give the record of ``message``, with a zero checksum, up to the bytes of its body.
+    """Return the record of ``message``, with a zero checksum, up to the bytes of its body.
 
     Raises as :func:`encode_record`.
     """
@@ -114,7 +114,7 @@ def encode_front(message: Message) -> bytes:
 
 
 def join_front(timestamp: int, middle: bytes, size: int) -> bytes:
-    """Give a record up to the ``size`` bytes of its body, with a zero checksum.
+    """Return a record up to the ``size`` bytes of its body, with a zero checksum.
 
     ``middle``: see :func:`encode_middle`. Raises :class:`UsageError` for too large a body.
     """
@@ -127,7 +127,7 @@ def join_front(timestamp: int, middle: bytes, size: int) -> bytes:
 def encode_middle(
     key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
 ) -> bytes:
-    """Give the bytes of a record between timestamp and body.
+    """Return the bytes of a record between timestamp and body.
 
     Raises as :func:`encode_record`.
     """
@@ -170,13 +170,13 @@ def seal_embedded(publish_record: bytes) -> bytes:
 
 
 def seal_stored(msg_id: bytes, front: bytes, body: bytes = b"") -> bytes:
-    """Give a record for the message store, with its checksum; ``front`` and ``body`` are its
+    """Return a record for the message store, with its checksum; ``front`` and ``body`` are its
     parts, so that a large body is copied once."""
     return b"".join(sealed_parts(msg_id, front, body))
 
 
 def sealed_parts(msg_id: bytes, front: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Give such a record in two parts, the second of them ``body``."""
+    """Return such a record in two parts, the second of them ``body``."""
     hashed = xxh3_64(msg_id)
     hashed.update(front)
     hashed.update(body)
@@ -185,7 +185,7 @@ def sealed_parts(msg_id: bytes, front: bytes, body: bytes) -> tuple[bytes, bytes
 
 
 def stored_is_sound(msg_id: bytes, record: bytes) -> bool:
-    """Tell whether a record from the message store is what was written under ``msg_id``."""
+    """Return whether a record from the message store is what was written under ``msg_id``."""
     at = CHECK_OFFSET
     if record[:at] != MAGIC or len(record) < PLAIN_HEAD_SIZE:
         return False
@@ -195,7 +195,7 @@ def stored_is_sound(msg_id: bytes, record: bytes) -> bool:
 
 
 def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) -> U8:
-    """Copy publish records of one length into rows, as they stand in a journal.
+    """Copy publish records of one length into rows, as they are in a journal.
 
     ``payloads``: offsets of the message ids in ``data`` (shape ``(n,)``), in a journal or a
     segment. ``words``: the first eight bytes of each as a number. ``row_length``: bytes of the
@@ -209,7 +209,7 @@ def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) ->
 
 
 def column(rows: U8, start: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Give the field of type ``kind`` that stands at byte ``start`` of each row: a view, shape
+    """Return the field of type ``kind`` that is at byte ``start`` of each row: a view, shape
     ``(n,)``, unaligned. As opaque items (``V20``), fields are copied in one piece each."""
     dtype = np.dtype(kind)
     field: npt.NDArray[Any] = rows[:, start : start + dtype.itemsize].view(dtype)[:, 0]
@@ -217,7 +217,7 @@ def column(rows: U8, start: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def gather_bytes(data: ReadBuffer, offsets: I64, width: int) -> U8:
-    """Give ``width`` bytes from each of ``offsets`` on, as rows: shape ``(n, width)``.
+    """Return ``width`` bytes from each of ``offsets`` on, as rows: shape ``(n, width)``.
 
     Where the offsets are one apart from the other by the same step, a view of ``data``.
     """
@@ -232,7 +232,7 @@ def gather_bytes(data: ReadBuffer, offsets: I64, width: int) -> U8:
 
 
 def row_sums(rows: U8) -> U64:
-    """Give the xxh3 of each row. Shape ``(n,)``."""
+    """Return the xxh3 of each row. Shape ``(n,)``."""
     sums = np.empty(len(rows), np.uint64)
     words.row_sums(rows, sums)
     return sums
@@ -255,7 +255,7 @@ def verify_rows(rows: U8) -> Bools:
 
 
 def embedded_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int) -> bool:
-    """Tell whether the checksum of one publish record of ours holds.
+    """Return whether the checksum of one publish record of ours holds.
 
     ``payload``: offset of the message id in ``data``, ``word``: type and seq_id as in a journal,
     ``embedded``: bytes of the record. About 0.7 us; see :func:`verify_rows`.
@@ -270,8 +270,8 @@ def embedded_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int) 
 
 
 def all_plain(rows: U8, middle: bytes = NOTHING) -> bool:
-    """Tell whether every row embeds a record of ours with this middle, as without key, headers and
-    properties."""
+    """Return whether every row embeds a record of ours with this middle, as without key, headers
+    and properties."""
     starts = column(rows, PUBLISH_HEAD_SIZE, ">u4").astype(np.uint32) >> 8
     if not (starts == _MAGIC_NUMBER).all():
         return False
@@ -283,7 +283,7 @@ def all_plain(rows: U8, middle: bytes = NOTHING) -> bool:
 
 
 def timestamps(rows: U8) -> list[int]:
-    """Give the timestamps of rows, in nanoseconds."""
+    """Return the timestamps of rows, in nanoseconds."""
     start = PUBLISH_HEAD_SIZE + CHECK_OFFSET + CHECK_SIZE + 1
     stamps: list[int] = column(rows, start, ">u8").astype(np.uint64).tolist()
     return stamps

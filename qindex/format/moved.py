@@ -34,7 +34,7 @@ def envelope_of(message: Message) -> bytes | None:
 
 
 def moved_of(values: Mapping[str, Any]) -> Moved:
-    """Give the message of one row of a file: ``body`` and ``envelope`` as bytes, the rest plain.
+    """Return the message of one row of a file: ``body`` and ``envelope`` as bytes, the rest plain.
 
     The envelope counts before ``key``, ``headers``, ``properties`` and ``timestamp``. Raises
     :class:`UsageError` that names the value that can't be right.

@@ -60,15 +60,15 @@ class Intent:
 
 
 def pack_intent(intent: Intent) -> bytes:
-    """Give the frame of an intent; its last byte becomes :data:`DONE` when it is done."""
+    """Return the frame of an intent; its last byte becomes :data:`DONE` when it is done."""
     packed: bytes = msgpack.packb(asdict(intent))
     return _HEAD.pack(len(packed), xxh3_64_digest(packed)) + packed + b"\0"
 
 
 def unpack_moves(data: bytes) -> Iterator[tuple[Intent, bool]]:
-    """Give the intents, in order, and whether each is noted as done.
+    """Yield the intents, in order, and whether each is noted as done.
 
-    Raises :class:`ValueError`, behind those before it, for a whole frame that we did not write.
+    Raises :class:`ValueError`, after those before it, for a whole frame that we did not write.
     """
     at = 0
     while at + _HEAD.size < len(data):
@@ -88,7 +88,7 @@ def unpack_moves(data: bytes) -> Iterator[tuple[Intent, bool]]:
 
 
 def sound_moves(data: bytes) -> tuple[list[tuple[Intent, bool]], str | None]:
-    """Give the intents up to a frame that we did not write, and what is wrong with that, if there
+    """Return the intents up to a frame that we did not write, and what is wrong with that, if there
     is one."""
     moves: list[tuple[Intent, bool]] = []
     try:

@@ -112,7 +112,7 @@ def read_notes(data: bytes) -> Notes:
     own = seq_ids[~is_mark][::-1].astype(np.int64)
     seqs, first = np.unique(own, return_index=True)
     latest = values[~is_mark][::-1].astype(np.int64)[first]
-    # A record that a crash has left half written at the very end is no damage.
+    # A record that a crash has left half written at the very end is not damage.
     torn = len(damaged) and int(damaged[-1]) * RECORD_SIZE >= end
     places = (damaged[:-1] if torn else damaged) * RECORD_SIZE
     return Notes(seqs, latest, noted, closed, places.tolist(), end)

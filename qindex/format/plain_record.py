@@ -40,7 +40,7 @@ SECOND_AT = STAMP_AT + 8
 
 @lru_cache(maxsize=4096)
 def plain_parts(size: int, middle: bytes = NOTHING) -> tuple[bytes, bytes]:
-    """Give the two constant parts of a record with this middle and a body of ``size`` bytes."""
+    """Return the two constant parts of a record with this middle and a body of ``size`` bytes."""
     body_head = plain_body_head(size)
     record_size = PLAIN_HEAD_SIZE - len(NOTHING) + len(middle) + len(body_head) + size
     first = SIZES.pack(0, size, record_size) + MAGIC + bytes(8) + TAG
@@ -54,7 +54,7 @@ PLAIN_TAILS = tuple(NOTHING + plain_body_head(size) for size in range(256))
 def read_plain(
     data: ReadBuffer, payload: int, word: int, verified: bool, middle: bytes = NOTHING, /
 ) -> tuple[bytes, int] | None:
-    """Read the record of a plain message whose message id stands at offset ``payload`` of a journal
+    """Read the record of a plain message whose message id is at offset ``payload`` of a journal
     or segment, or of one with another ``middle``; ``word``: its type and seq_id as in a journal.
 
     Gives its body and timestamp (nanoseconds); ``None`` when it is of another kind, or when its

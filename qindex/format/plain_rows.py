@@ -53,11 +53,11 @@ def read_run(
     ``offsets[start : start + count]`` of a journal or segment, for seq_ids ``first_seq,
     first_seq + 1, ...``.
 
-    Gives their bodies and timestamps (nanoseconds); of the first so many where another kind stands
-    behind them, or one whose checksum does not hold: those in a journal are verified, those in a
+    Gives their bodies and timestamps (nanoseconds); of the first so many where another kind is
+    after them, or one whose checksum does not hold: those in a journal are verified, those in a
     segment are known to be sound. Of no more than about ``most_bytes``. Compiled 0.05 us a record.
 
-    Interpreted, only of records with bodies of one length that stand one behind the other, as
+    Interpreted, only of records with bodies of one length that are one after the other, as
     publishers or a flush left them, and :data:`SHORTEST_RUN` of them or more: 0.25 us a record of
     500 of a journal, 0.07 us one of 2,000 of a segment.
     """
@@ -100,7 +100,7 @@ def _read_rows(
 
 
 def _columns(rows: U8, payload: int, size: int, middle: bytes) -> _Columns | None:
-    """Give bodies of ``size`` bytes and timestamps of rows in which a message id stands at byte
+    """Return bodies of ``size`` bytes and timestamps of rows in which a message id is at byte
     ``payload``; ``None`` where one of them has another middle."""
     first, second = plain_parts(size, middle)
     record = payload + PAYLOAD_SIZE

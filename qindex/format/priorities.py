@@ -2,7 +2,7 @@
 
 A priority queue has one directory for each priority, as RabbitMQ's has. Each of them is a queue of
 its own on disk: it counts its seq_ids from 0, and its files hold these. A user sees one queue, so
-the priority stands in the top bits of the seq_ids that a user gets::
+the priority is in the top bits of the seq_ids that a user gets::
 
     bit 63   62 ... 55        54 ... 0
          0 | priority (8)  |  seq_id in the directory of that priority

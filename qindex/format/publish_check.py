@@ -88,7 +88,7 @@ def _rabbitmq_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int)
 
 
 def publish_starts(data: ReadBuffer, begin: int, head_size: int) -> Iterator[int]:
-    """Give the offsets, from ``begin`` on, where a publish record with an embedded one may start.
+    """Yield the offsets, from ``begin`` on, where a publish record with an embedded one may start.
 
     ``head_size``: bytes of a publish record up to its embedded record, in this kind of file.
     """

@@ -23,7 +23,7 @@ _RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"
 def framed_record(
     seq_id: int, id_high: int, body: bytes, stamp: int, middle: bytes, expiry: int = 0
 ) -> bytes:
-    """Give the publish record of a persistent message of any size, sealed.
+    """Return the publish record of a persistent message of any size, sealed.
 
     ``middle``: its key, headers and properties
     (:func:`qindex.format.message_record.encode_middle`),
@@ -34,21 +34,21 @@ def framed_record(
 
 
 def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
-    """Give the publish record of a plain message, sealed; see :func:`framed_record`."""
+    """Return the publish record of a plain message, sealed; see :func:`framed_record`."""
     size = len(body)
     tail = PLAIN_TAILS[size] if size < len(PLAIN_TAILS) else NOTHING + plain_body_head(size)
     return words.join_record(seq_id, id_high, 0, _RECORD_START, stamp, tail, body, CHECK_START)
 
 
 def tails_of(middle: bytes) -> tuple[bytes, ...]:
-    """Return what stands between the timestamp and a body, for short bodies by their size."""
+    """Return what is between the timestamp and a body, for short bodies by their size."""
     return tuple(middle + plain_body_head(size) for size in range(256))
 
 
 def alike_record(
     seq_id: int, id_high: int, body: bytes, stamp: int, middle: bytes, tails: tuple[bytes, ...]
 ) -> bytes:
-    """Give the publish record of a message with this ``middle``; see :func:`framed_record`.
+    """Return the publish record of a message with this ``middle``; see :func:`framed_record`.
     ``tails``: of :func:`tails_of`, made once."""
     size = len(body)
     tail = tails[size] if size < len(tails) else middle + plain_body_head(size)
@@ -63,7 +63,7 @@ def framed_batch(
     middles: Iterable[bytes],
     expiry: int = 0,
 ) -> tuple[bytes, I64]:
-    """Give the publish records of messages with seq_ids from ``first_seq`` on, sealed, and the
+    """Return the publish records of messages with seq_ids from ``first_seq`` on, sealed, and the
     offset of each in them; see :func:`framed_record`. About 0.7 us a message."""
     parts: list[bytes] = []
     offsets: list[int] = []
@@ -81,7 +81,7 @@ def framed_batch(
 def plain_batch(
     first_seq: int, id_high: int, bodies: Sequence[bytes], stamp: int, middle: bytes = NOTHING
 ) -> tuple[bytes | memoryview, I64]:
-    """Give the publish records of messages with seq_ids from ``first_seq`` on, sealed, which are
+    """Return the publish records of messages with seq_ids from ``first_seq`` on, sealed, which are
     plain or have all the same ``middle``.
 
     Also gives the offset of each record in them. About 0.15 us a message where all bodies have

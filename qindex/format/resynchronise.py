@@ -1,13 +1,13 @@
 """Read a journal or segment file and keep what is sound: one damaged place costs one record.
 
 The walk of a file trusts its length fields; this module does not. Each publish record is held
-against its checksum, and where one fails, or the walk meets bytes that are no record, the next
+against its checksum, and where one fails, or the walk meets bytes that are not a record, the next
 sound record is looked for and the walk goes on there:
 
 1. *The head is wrong, the rest is whole.* The record's own structure tells its length, the
    checksum whether a corrected type, seq_id or length is the right one: nothing is lost.
 2. *One bit of the record flipped.* Trying each bit against the checksum finds it: nothing is lost.
-3. *The record is lost, its frame holds*: behind it stand whole records (delivers, acks, entries
+3. *The record is lost, its frame holds*: after it are whole records (delivers, acks, entries
    whose message is in the message store) up to the next sound publish record. They are kept.
 4. *A deliver or ack is damaged*: the same, one step further.
    So with an entry whose message is in the message store.
@@ -56,9 +56,9 @@ _NO_CHECK = bytes(CHECK_SIZE)
 _BARE = "damaged entry"
 _NOT_SYNCED = "dropped: it was not synced"
 _LAST_OF_SIZE = 27
-"""Where the last byte of the size stands, from the message id on."""
+"""Where the last byte of the size is, from the message id on."""
 _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
-"""Where the last byte of the message id, and the size, stand from there on."""
+"""Where the last byte of the message id, and the size, are from there on."""
 
 
 NO_WALK = walk_journal(b"")
@@ -77,7 +77,7 @@ class Elsewhere(NamedTuple):
 
     @classmethod
     def of(cls, walk: Walk, head_size: int) -> Elsewhere:
-        """Give what a file publishes, whose heads have ``head_size`` bytes."""
+        """Return what a file publishes, whose heads have ``head_size`` bytes."""
         published = walk.take(walk.kinds < DELIVER)
         return cls(published.seqs, published.take(published.lengths > head_size).seqs)
 
@@ -89,8 +89,8 @@ class Layout:
     ``head_size``: bytes of a publish record up to its embedded record; ``step_size``: of a
     deliver or ack. ``walk(data, start, stop, max_records)`` walks a part of the file;
     ``pack_head(kind, seq_id)`` gives the first bytes of a publish record, and
-    ``read_head(data, offset)`` the kind and seq_id that stand there, whatever they are.
-    ``first_seq``: the lowest seq_id that may stand in the file; ``end_seq`` is behind the highest.
+    ``read_head(data, offset)`` the kind and seq_id that are there, whatever they are.
+    ``first_seq``: the lowest seq_id that may be in the file; ``end_seq`` is after the highest.
     ``ids_vouch``: entries without an embedded record may be ours, so that their ids
     (:mod:`qindex.format.stored_id`) tell sound ones. ``elsewhere``: seq_ids whose entries are to be
     had from another file, if they are not sound here. ``power_lost``: the system that wrote the
@@ -164,7 +164,7 @@ class _Reader:
         # All records that were kept, also those that were taken back since.
         self._seen: list[Walk] = []
         self._highest = -1
-        # Behind the last publish record known to be sound; bytes before it are not doubted.
+        # After the last publish record known to be sound; bytes before it are not doubted.
         self._floor = 0
         self._last_seq = -1
         self._unfinished = False
@@ -206,7 +206,7 @@ class _Reader:
     def _first_unsound(self, walk: Walk) -> int | None:
         if walk.end <= self._verified:
             return None
-        # Each record ends where the next one stands.
+        # Each record ends where the next one is.
         first = int(np.searchsorted(walk.offsets[1:], self._verified, side="right"))
         doubted = first + np.flatnonzero(walk.kinds[first:] < DELIVER)
         if not len(doubted):
@@ -265,7 +265,7 @@ class _Reader:
             self._last_seq = int(walk.seqs[last])
 
     def _drop_from(self, offset: int) -> None:
-        """Take back what was kept that reaches behind ``offset``: it was misread."""
+        """Take back what was kept that reaches after ``offset``: it was misread."""
         first = offset
         for number, piece in enumerate(self._pieces):
             good = piece.offsets + piece.lengths <= offset
@@ -286,7 +286,7 @@ class _Reader:
         return True
 
     def _is_cut_short(self, offset: int) -> bool:
-        """Tell whether all from here on is one append of a process that died meanwhile: what was
+        """Return whether all from here on is one append of a process that died meanwhile: what was
         there by then does not count, whole records neither. Where the system died as well, sectors
         may be missing instead."""
         layout = self._layout
@@ -328,8 +328,8 @@ class _Reader:
         if bare and nominal_end is not None:
             ends.insert(0, (nominal_end, _BARE))
         elif nominal_end is not None:
-            # Where no message record stands, a deliver or ack was made to look like a publish,
-            # which would swallow those behind it.
+            # Where there is no message record, a deliver or ack was made to look like a publish,
+            # which would swallow those after it.
             is_publish = self._unlike_ours(anomaly) <= 1 or self._is_term(anomaly)
             ends.insert(0 if is_publish else 1, (nominal_end, "damaged publish record"))
         for end, what in ends:
@@ -349,7 +349,7 @@ class _Reader:
         return self._data[at : at + 1] == b"\x83"
 
     def _sound_at(self, start: int) -> Patch | tuple[()] | None:
-        """Tell whether a publish record starts here: ``()`` a sound one, a patch one whose head
+        """Return whether a publish record starts here: ``()`` a sound one, a patch one whose head
         had to be corrected, ``None`` none."""
         layout, data = self._layout, self._data
         payload = start + layout.payload_at
@@ -373,7 +373,7 @@ class _Reader:
         return start, head + PAYLOAD.pack(*fields, length)
 
     def _frames_hold(self, start: int, stop: int) -> bool:
-        """Tell whether only whole records stand between, up to the end or a zero tail, none of
+        """Return whether only whole records follow, up to the end or a zero tail, none of
         them one that a search for sound publish records would have found (those embed one)."""
         if start > stop:
             return False
@@ -446,20 +446,20 @@ class _Reader:
         return resume.at
 
     def _is_torn(self, lost: Data) -> bool:
-        """Tell whether an entry lacks its beginning or its end: zeros stand there."""
+        """Return whether an entry lacks its beginning or its end: zeros are there."""
         payload_at = self._layout.payload_at
         head, last = lost[:payload_at], lost[payload_at + _LAST_OF_SIZE]
         ids = sound_ids(lost, np.array([payload_at], np.int64))
         return not any(head) or not last or bool(ids[0])
 
     def _nothing_from(self, offset: int) -> bool:
-        """Tell whether the file ends here, or nothing but zeros follows."""
+        """Return whether the file ends here, or nothing but zeros follows."""
         return is_zeros(self._data, offset)
 
     def _is_unfinished(self, offset: int) -> bool:
-        """Tell whether the journal's last append starts here or before, and was cut short by the
+        """Return whether the journal's last append starts here or before, and was cut short by the
         death of its process: its first sixteen bytes are stored last
-        (:meth:`journal.journal.Journal.append`), and nothing is appended behind it."""
+        (:meth:`journal.journal.Journal.append`), and nothing is appended after it."""
         if not self._unfinished and self._layout.step_size == 8:
             last = self._data[offset : offset + _MOST_COPIED]
             no_start = self._has_no_start(offset)
@@ -467,13 +467,13 @@ class _Reader:
         return self._unfinished
 
     def _has_no_start(self, offset: int) -> bool:
-        """Tell whether zeros stand here in place of an append's start."""
-        # Eight zeros may be the start of seq_id 0, where nothing stands before.
+        """Return whether zeros are here in place of an append's start."""
+        # Eight zeros may be the start of seq_id 0, with nothing before it.
         zeros = NO_START[: 8 if self._last_seq >= 0 else 16]
         return self._data[offset : offset + len(zeros)] == zeros
 
     def _never_written(self, start: int, stop: int) -> bool:
-        """Tell whether a loss of power explains that these bytes are not sound: of a sector in
+        """Return whether a loss of power explains that these bytes are not sound: of a sector in
         them nothing is there from where it was appended to, or the append's start is missing."""
         if not self._layout.power_lost:
             return False
@@ -491,7 +491,7 @@ class _Reader:
         return False
 
     def _is_unsealed(self, offset: int) -> bool:
-        """Tell whether the record here has no checksum yet: earlier versions put it in last, so
+        """Return whether the record here has no checksum yet: earlier versions put it in last, so
         that is how one of their processes left its last record that was killed in between."""
         record = offset + self._layout.head_size
         check = record + CHECK_OFFSET
@@ -530,7 +530,7 @@ class _Reader:
 
 
 def _is_half(data: Data, start: int, length: int) -> bool:
-    """Tell whether the border of two sectors is within these bytes, and there is nothing on one
+    """Return whether the border of two sectors is within these bytes, and there is nothing on one
     side of it."""
     border = start - start % -_SECTOR
     if not start < border < start + length:
@@ -539,7 +539,7 @@ def _is_half(data: Data, start: int, length: int) -> bool:
 
 
 def _has_zero_page(lost: Data, offset: int) -> bool:
-    """Tell whether a whole page of the file within these bytes is zero: a page that had not
+    """Return whether a whole page of the file within these bytes is zero: a page that had not
     reached the disk when the power went."""
     first = -offset % _PAGE
     zero = bytes(_PAGE)

@@ -14,9 +14,9 @@ checksum, integers big-endian::
     rel     14 bits: seq_id mod C
     p       the message is persistent
     next    the first such record of a rel says delivered, the second acknowledged; it must
-    step    stand behind the publish record of the rel
+    step    stand after the publish record of the rel
 
-Everything behind the first two bytes of a publish record is as in the journal
+Everything after the first two bytes of a publish record is as in the journal
 (:mod:`journal.format`). A file of zero bytes only counts as empty.
 
 Worked example: rel 5, persistent, a record of two bytes ``97 01``, delivered and acknowledged::
@@ -53,7 +53,7 @@ def file_name(number: int) -> str:
 
 
 def file_number(name: str, suffix: str = SUFFIX) -> int | None:
-    """Give the segment number of a file name, or ``None`` when it is none (like ``00.idx``, which
+    """Return the segment number of a file name, or ``None`` when it is none (like ``00.idx``, which
     no segment has: taken for 0.idx it would hide that one's entries)."""
     stem = name.removesuffix(suffix)
     if stem == name or not stem.isascii() or not stem.isdigit():

@@ -131,7 +131,7 @@ def _walk(
 
 
 def _run(view: memoryview, position: int, length: int, head: int, entry_count: int) -> U16:
-    """Give the heads of the records from ``position`` on, one at least, that have this length and
+    """Return the heads of the records from ``position`` on, one at least, that have this length and
     the type of ``head``."""
     room = (len(view) - position) // length
     run = np.ndarray((room,), ">u2", view, position, (length,)).astype(np.uint16)

@@ -55,18 +55,18 @@ class SeqSlot(NamedTuple):
 
 @cache
 def short_boot_id(boot_id: bytes) -> bytes:
-    """Give the 16 bytes that stand for a run of the operating system."""
+    """Return the 16 bytes that stand for a run of the operating system."""
     return xxh3_128_digest(boot_id)
 
 
 def pack_slot(slot: SeqSlot) -> bytes:
-    """Give the bytes of a slot."""
+    """Return the bytes of a slot."""
     body = _SLOT.pack(slot.floor, slot.reserved, slot.boot)
     return body + xxh3_64_digest(body)
 
 
 def sound_slots(data: bytes) -> Iterator[SeqSlot]:
-    """Give the sound slots of a file, see :func:`sound_slot`."""
+    """Yield the sound slots of a file, see :func:`sound_slot`."""
     for at in range(0, len(data) - SLOT_SIZE + 1, SLOT_SIZE):
         slot = sound_slot(data, at)
         if slot is not None:
@@ -74,8 +74,8 @@ def sound_slots(data: bytes) -> Iterator[SeqSlot]:
 
 
 def sound_slot(data: bytes, at: int) -> SeqSlot | None:
-    """Give the slot at offset ``at`` of a file if its checksum holds, or holds with one bit flipped
-    back: a queue that is empty may have no other trace of its seq_ids. One with numbers that are
+    """Return the slot at offset ``at`` of a file if its checksum matches, or does with one bit
+    flipped back: an empty queue may have no other trace of its seq_ids. One with numbers that are
     no seq_ids is none of ours."""
     check = data[at + _SLOT.size : at + SLOT_SIZE]
     if check in _NEVER_WRITTEN:

@@ -5,7 +5,7 @@ in the queue's directory, a checksummed msgpack map (:func:`qindex.format.layout
 
     {"message_ttl": 60.0, "max_length": 1000, ..., "dead_letter": "failed"} | xxh3 (8)
 
-``message_ttl`` stands in every file (``nil``: none), other settings where they are set. Files
+``message_ttl`` is in every file (``nil``: none), other settings where they are set. Files
 with ``message_ttl`` alone are from before there were others.
 """
 
@@ -54,7 +54,7 @@ UNSET = Unset.UNSET
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings of a queue; one that is ``None`` is not set.
+    """The settings of a queue; a setting that is ``None`` is not set.
 
     ``message_ttl``: seconds after which a message is dropped when it gets to the head.
     ``max_length``: messages that may be ready; ``max_bytes``: bytes of their bodies.
@@ -99,7 +99,7 @@ class QueueSettings:
             )
 
     def changed(self, **given: Any) -> QueueSettings:
-        """Give these settings with those that are ``given``: ``None`` leaves one as it is, and
+        """Return these settings with those that are ``given``: ``None`` leaves one as it is, and
         :data:`UNSET` takes it away. Raises :class:`UsageError`."""
         asked = {name: value for name, value in given.items() if value is not None}
         if not asked:
@@ -128,7 +128,7 @@ def changeable(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def checked_name(name: str) -> bytes:
-    """Give the bytes of a queue's name. Raises :class:`UsageError` for what can't be one."""
+    """Return the bytes of a queue's name. Raises :class:`UsageError` for what can't be one."""
     if not isinstance(name, str):
         raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
     try:
@@ -160,12 +160,12 @@ def settings_of_values(value: Any) -> QueueSettings:
 
 
 def pack_settings(settings: QueueSettings) -> bytes:
-    """Give the bytes of a settings file."""
+    """Return the bytes of a settings file."""
     return layout.pack_checked(settings_values(settings))
 
 
 def unpack_settings(data: bytes) -> QueueSettings:
-    """Give what a settings file says. Raises :class:`ValueError` for a file of anything else."""
+    """Return what a settings file says. Raises :class:`ValueError` for a file of anything else."""
     return settings_of_values(layout.unpack_checked(data))
 
 

@@ -3,7 +3,7 @@
 An index entry whose message is in the message store is 40 bytes without a checksum of its own
 (RabbitMQ's format has no room for one), and a loss of power can leave a part of it, with zeros for
 the rest. Taken at its word it would be the entry of another place in the queue, or have the id of
-another message. So the id vouches for itself, and for the size of the body that stands behind it::
+another message. So the id vouches for itself, and for the size of the body that is after it::
 
     0            6         10            16
     +------------+---------+-------------+
@@ -33,13 +33,13 @@ _CHECK_BITS = 48
 
 
 def make_id(run: bytes, count: int, size: int) -> bytes:
-    """Give the id of message ``count`` of a run, with a body of ``size`` bytes."""
+    """Return the id of message ``count`` of a run, with a body of ``size`` bytes."""
     start = run + count.to_bytes(4, "big")
     return start + xxh3_64_digest(start + size.to_bytes(4, "big"))[:6]
 
 
 def sound_ids(data: ReadBuffer, payloads: I64) -> Bools:
-    """Tell for entries whose message ids stand at ``payloads`` whether id and size belong
+    """Tell for entries whose message ids are at ``payloads`` whether id and size belong
     together. Shape ``(n,)``."""
     rows = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
     sizes = np.ascontiguousarray(rows[:, _SIZE_AT : _SIZE_AT + 4]).view(">u4").ravel()

@@ -22,7 +22,7 @@ _SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 def pack_usual(
     key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
 ) -> bytes | None:
-    """Pack a key and two tables, one behind the other; an empty table is nil, as no key is.
+    """Pack a key and two tables, one after the other; an empty table is nil, as no key is.
 
     Gives ``None`` where there is more to them than :mod:`msgpack` is sure to unpack again: other
     than dicts whose values are texts, bytes, numbers, booleans or ``None``; compiled also where

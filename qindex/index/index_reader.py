@@ -45,9 +45,9 @@ _WINDOW_BYTES = 1 << 20
 _KEPT_BYTES = 8 << 20
 """The bytes of the segment that is being read are kept, once scanned, when they are no more."""
 _SIZE_AT = journal_format.PAYLOAD_SIZE - 8
-"""Where in a payload the size of the body stands: before that of the embedded record."""
+"""Where in a payload the size of the body is: before that of the embedded record."""
 _EMBEDDED_AT = journal_format.PAYLOAD_SIZE - 4
-"""Where that of the embedded record stands."""
+"""Where that of the embedded record is."""
 _word_at = journal_format.ACTION_WORD.unpack_from
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
 _READY = frozenset((PUBLISHED, DELIVERED))
@@ -109,7 +109,7 @@ class IndexReader:
             self.load(segment)
 
     def load(self, segment: Segment) -> None:
-        """Bring the state maps of ``segment`` into memory, and where its records stand.
+        """Bring the state maps of ``segment`` into memory, and where its records are.
 
         Raises :class:`DamageError` when the file holds fewer sound entries than it should, the
         first finding in it; the segment is loaded all the same, with the sound ones.
@@ -168,7 +168,7 @@ class IndexReader:
         segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
 
     def place(self, segment: Segment) -> None:
-        """Find out where in its file the records of a loaded segment stand."""
+        """Find out where in its file the records of a loaded segment are."""
         if segment.offsets is None:
             _, scan = self._scan(segment)
             offsets, segment.lengths = scan.located()
@@ -246,24 +246,32 @@ class IndexReader:
             return None
         if self.journal.at_rest:
             return None  # a publish that failed has taken the tail
-        states, positions, data = segment.states, self.positions, self.journal.map
+        states = segment.states
         bodies: list[bytes] = []
         extras: list[int | Entry] = []
         for seq in range(start, end):
-            offset = positions[seq - first]
-            if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
+            if states[seq - base] not in _READY:
                 return None
-            found = read_plain(data, offset + _JOURNAL_HEAD, seq, False, self.middle)
-            if found is not None:
-                bodies.append(found[0])
-                extras.append(found[1])
-                continue
-            entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
-            if entry.damage or entry.corrected:
+            found = self.read_new(seq)
+            if found is None:
                 return None
-            bodies.append(b"" if entry.message is None else entry.message.body)
-            extras.append(entry)
+            bodies.append(found[0])
+            extras.append(found[1])
         return Window.few(segment, range(start, end), bodies, extras)
+
+    def read_new(self, seq: int) -> tuple[bytes, int | Entry] | None:
+        """Read an entry that is in the journal, persistent and sound; ``None`` for any other. The
+        journal is not at rest."""
+        data, offset = self.journal.map, self.positions[seq - self.positions_base]
+        if offset < 0 or _word_at(data, offset) != (seq,):
+            return None
+        found = read_plain(data, offset + _JOURNAL_HEAD, seq, False, self.middle)
+        if found is not None:
+            return found
+        entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
+        if entry.damage or entry.corrected:
+            return None
+        return b"" if entry.message is None else entry.message.body, entry
 
     def read_one(self, seq: int) -> tuple[bytes, int | Entry]:
         """Read a ready entry: its body, and its timestamp or the entry. Raises as :meth:`fetch`."""
@@ -273,9 +281,14 @@ class IndexReader:
         return window.bodies[0], window.extras[0]
 
     def read_held(self, seq: int) -> tuple[bytes, int | Entry]:
-        """Read a delayed entry; as :meth:`read_one`."""
+        """Read an entry that is ready or delayed; as :meth:`read_one`."""
         segment = self.segment_of(seq)
-        window, _ = self.read(segment, np.array([seq - segment.base]))
+        rel = seq - segment.base
+        if segment.filed[rel] == ABSENT and not self.journal.at_rest:
+            found = self.read_new(seq)
+            if found is not None:
+                return found
+        window, _ = self.read(segment, np.array([rel]))
         return window.bodies[0], window.extras[0]
 
     def last_ready(self, below: int | None = None) -> int | None:
@@ -302,7 +315,7 @@ class IndexReader:
         return self.journal.map
 
     def _read_run(self, segment: Segment, rel: int, end: int) -> Window | None:
-        """Read entries that were never delivered, from ``rel`` on, which stand in the journal as
+        """Read entries that were never delivered, from ``rel`` on, which are in the journal as
         publishers left them, or in a file as a flush did; ``None`` where they do not."""
         count, first_seq = end - rel, segment.base + rel
         absent = segment.filed.count(ABSENT, rel, end)
@@ -427,7 +440,7 @@ class IndexReader:
         return self.journal.path, self.positions[seq_id - self.positions_base]
 
     def bytes_of(self, seq_id: int) -> bytes:
-        """Return the bytes of the publish record of a seq_id, as they stand in its file."""
+        """Return the bytes of the publish record of a seq_id, as they are in its file."""
         segment = self.segment_of(seq_id)
         rel = seq_id - segment.base
         if segment.filed[rel] != ABSENT:
@@ -549,5 +562,5 @@ def _with_middle(middle: bytes) -> Reader:
 
 
 def _sizes_at(data: ReadBuffer, places: I64) -> I64:
-    """Return the sizes, of four bytes each, that stand at these places."""
+    """Return the sizes, of four bytes each, that are at these places."""
     return column(gather_bytes(data, places, 4), 0, ">u4").astype(np.int64)

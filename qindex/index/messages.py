@@ -180,7 +180,7 @@ class Messages:
         return read
 
     def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
-        """Return a record as it stands on disk, with its file and offset, however damaged.
+        """Return a record as it is on disk, with its file and offset, however damaged.
 
         Raises :class:`msgstore.MissingMessageError`, :class:`StorageError`.
         """

@@ -68,7 +68,7 @@ class Segment:
     """State of one segment; the owner (the queue index) holds the lock.
 
     ``base``: seq_id of its first entry. ``states``, ``filed``: one byte an entry, both ``None``
-    while unloaded. ``offsets``, ``lengths``: where in the file each entry's publish record stands
+    while unloaded. ``offsets``, ``lengths``: where in the file each entry's publish record is
     (-1: nowhere), loaded when the segment is read from. ``file_size``: bytes in the file, 0 for
     none. ``verified``: the file's bytes as a scan found them sound, while it is being read.
     ``packed``: both maps, compressed, of a segment that is not loaded; empty where the file alone
@@ -185,7 +185,7 @@ class Segment:
         self, filed: bytearray, offsets: I64 | None = None, lengths: I64 | None = None
     ) -> None:
         """Take over what a scan of the file gave; the states are those of the file. Without
-        ``offsets`` and ``lengths`` nothing is known of where the records stand in it."""
+        ``offsets`` and ``lengths`` nothing is known of where the records are in it."""
         self.filed = filed
         self.states = bytearray(filed)
         self.offsets = offsets

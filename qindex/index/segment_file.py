@@ -74,7 +74,7 @@ def scan_file(
     power_lost: bool = False,
     at_rest: bool = False,
 ) -> SegmentScan:
-    """Read a segment. Damage is no error: see the findings.
+    """Read a segment. Damage is not an error: see the findings.
 
     ``data``: the file's bytes as they were, beside a writer. ``trust_sums``: records of blocks
     whose checksum holds are not looked into. ``elsewhere``, ``power_lost``: see
@@ -140,7 +140,7 @@ class SegmentPlan:
 
     ``states``: the state map now, ``filed``: that of the file, both as files know states.
     ``first_rel``, ``journal_offsets``: where in the journal the publish records of entries
-    ``first_rel, first_rel + 1, ...`` stand (-1: not there). ``file_size``: bytes now.
+    ``first_rel, first_rel + 1, ...`` are (-1: not there). ``file_size``: bytes now.
 
     The results: ``offsets`` and ``lengths`` of the publish records that were appended, for the
     entries ``rels``; ``deleted``; ``rewritten``: the file was not as long as it should be, because
@@ -283,7 +283,7 @@ def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:
 
 
 def _append_publishes(appender: _Appender, journal: ReadBuffer, rels: I64, offsets: I64) -> I64:
-    """Append the publish records that stand at ``offsets`` of the journal; gives their lengths in
+    """Append the publish records that are at ``offsets`` of the journal; gives their lengths in
     the segment."""
     if not len(rels):
         return rels

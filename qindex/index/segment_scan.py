@@ -189,7 +189,7 @@ def healed_findings(path: str, healed: Healed, power_lost: bool = False) -> list
         cause = Cause.CRASH if lost else Cause.DAMAGE
         findings.append(Finding(path, at, 1, cause, what, consequence, Kind.CORRECTED))
     for at in healed.broken:
-        # It is no damage by itself: after a loss of power the sums may be ahead of the file.
+        # It is not damage by itself: after a loss of power the sums may be ahead of the file.
         # Publish records have their own checksums, which tell of theirs.
         length = min(BLOCK, len(healed.data) - at)
         what, consequence = "the checksum of the block does not hold", "its records are checked"

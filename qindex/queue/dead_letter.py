@@ -40,7 +40,7 @@ class Letter:
     """One message that is to leave its queue. ``persistent``: as it was published. ``cause``: what
     its consumer said as it rejected it. ``target``: the queue that its consumer moves it to, as it
     is, and ``due``: when it is due there, in microseconds since 1970, 0 for at once; None: it goes
-    to the dead-letter queue, with headers that tell why. ``base``: what stands before ``seq_id`` in
+    to the dead-letter queue, with headers that tell why. ``base``: what is before ``seq_id`` in
     the seq_id that users know."""
 
     seq_id: int

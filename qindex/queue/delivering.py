@@ -648,7 +648,7 @@ class Deliverer:
             seen: list[Delivery] = []
             if not most:
                 return seen
-            # Messages that have expired behind others are shown: they count as ready.
+            # Messages that have expired after others are shown: they count as ready.
             for seq, body, again, extra in self._in_order(most):
                 if isinstance(extra, int):
                     seen.append(make_delivery(LOOKED_AT, seq, body, again, extra))
@@ -739,7 +739,7 @@ class Deliverer:
         return given
 
     def _take_one(self, seq: int, waits: bool, lease: float | None = None) -> Delivery | None:
-        """Deliver an entry that is ready, wherever it stands; ``None`` as for :meth:`_deliver`."""
+        """Deliver an entry that is ready, wherever it is; ``None`` as for :meth:`_deliver`."""
         index = self._state.index
         index.ahead.unread(seq)
         body, extra = index.read_one(seq)

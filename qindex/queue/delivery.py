@@ -127,7 +127,7 @@ def _only_looked_at(seq_id: int) -> UsageError:
 
 
 def no_delivery(what: object, at: int = 0, count: int = 1) -> UsageError:
-    """Say that this is no delivery; ``at``: its place in a batch of ``count``."""
+    """Say that this is not a delivery; ``at``: its place in a batch of ``count``."""
     where = "" if count == 1 else f"item {at} of the batch is "
     return UsageError(f"{where}not a delivery: {type(what).__name__}")
 
@@ -373,7 +373,7 @@ class Batch(Sequence[Delivery]):
         self._states = bytearray()
         self._extras: Extras = []
         self._counts: dict[int, int] = {}
-        # What stands before the seq_ids of the index in those that users get.
+        # What is before the seq_ids of the index in those that users get.
         self._base = 0
         # The seq_ids ascend: no delayed message is among them.
         self._ordered = True

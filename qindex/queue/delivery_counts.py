@@ -1,7 +1,7 @@
 """Counts of deliveries: ``qindex.deliveries`` of a queue with a ``delivery_limit``.
 
 A message that kills its consumer's process each time must not come back for ever, so the count has
-to outlive the process. The first delivery stands in the journal, as any; each further one is put
+to outlive the process. The first delivery is in the journal, as any; each further one is put
 here before the message is handed out::
 
     0          8          12         16
@@ -48,7 +48,7 @@ def pack_count(seq_id: int, count: int) -> bytes:
 
 
 def unpack_count(record: bytes) -> tuple[int, int] | None:
-    """Return seq_id and count of one record, or ``None`` for one that is not sound."""
+    """Return seq_id and count of one record, or ``None`` if it is not sound."""
     if len(record) < RECORD_SIZE:
         return None
     seq_id, count, _ = _RECORD.unpack(record)
@@ -92,7 +92,7 @@ class DeliveryCounts:
         self.loaded: dict[int, int] = unpack_counts(data)
         # Entries that are out, and whose delivery does not count.
         self.forgiven: set[int] = set()
-        # Behind the last whole record: a torn one is written over.
+        # After the last whole record: a torn one is written over.
         self._end = len(data) - len(data) % RECORD_SIZE
 
     def forgive(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:

@@ -1,6 +1,6 @@
 """Expiry by a timer: messages whose time is up leave the head of a queue without a consumer.
 
-A message that expires behind one that does not leaves when it gets to the head. While there may be
+A message that expires after one that does not leaves when it gets to the head. While there may be
 such messages, or some are with consumers, the timer looks at the head once a second. A queue
 without a ttl pays nothing.
 """

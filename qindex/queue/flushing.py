@@ -179,7 +179,7 @@ class Flusher:
                     state.flushed.notify_all()
 
     def _cut_short(self, error: BaseException) -> None:
-        """Refuse writes from now on, if this is no error of ours: files were being exchanged."""
+        """Refuse writes from now on unless this is a StoreError: files were being exchanged."""
         if not isinstance(error, StoreError):
             self.state.index.poison.cut_short(error)
 

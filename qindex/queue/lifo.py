@@ -22,6 +22,6 @@ def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
 def peek_last(queue: Queue) -> bytes | None:
     """Return the body of the newest message that is ready, or ``None``; nothing is changed.
 
-    One that is damaged or expired is passed over.
+    A damaged or expired message is skipped.
     """
     return queue._deliverer.peek_last()

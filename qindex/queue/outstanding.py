@@ -50,7 +50,7 @@ class Outstanding:
     def seq_ids_of(self, deliveries: Iterable[Delivery]) -> Seqs:
         """Return the seq_ids of these deliveries, all of them outstanding. Lock held.
 
-        Raises :class:`UsageError` for the first that is not, or that stands there twice.
+        Raises :class:`UsageError` for the first that is not, or that is there twice.
         """
         state = self.state
         index = state.index

@@ -787,7 +787,7 @@ class _Both(Notes):
 
 
 def batch_bytes(messages: Iterable[Body | Message]) -> int:
-    """Return the bytes of the bodies of a batch; an item that is no body counts as none."""
+    """Return the bytes of the bodies of a batch; an item that is not a body counts as none."""
     bodies = [one.body if isinstance(one, Message) else one for one in messages]
     return sum(len(body) for body in bodies if isinstance(body, Body))
 

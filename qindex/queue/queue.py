@@ -32,7 +32,7 @@ class Opener(Protocol):
 
     @property
     def queue(self) -> Callable[..., Queue]:
-        """Gives a queue, with other settings."""
+        """Return a queue with other settings."""
 
 
 class Queue:
@@ -98,27 +98,45 @@ class Queue:
         until: Until = "acked",
         priority: int | None = None,
     ) -> int:
-        """Append a message; gives its seq_id.
+        """Append a message and return its seq_id.
 
-        ``body``: bytes, or a :class:`~qindex.format.message.Message`, which has a key, headers and
-        properties of its own; or any value, if the queue was asked for with a ``serializer``.
-        ``ttl``: seconds after which it is dropped when it gets to the head.
-        ``persistent``: whether it outlives the engine's run. ``confirm``: wait until it is on disk.
-        ``timeout``: seconds to wait for room in a queue with ``overflow="block"`` (``None``: for
-        ever). ``delay``: seconds before which the message is not delivered; ``at``: the time before
-        which it is not, a datetime with a time zone. A delayed message holds no other one up. It
-        takes its place among the messages that are published at the time when it is due, and its
-        header ``qindex-due`` has that time in microseconds since 1970 UTC. ``unique``: a key that
-        at most one message of the queue holds at a time, until it is acknowledged, dropped or moved
-        (``until="acked"``) or delivered for the first time (``until="delivered"``), and at least
-        for ``window`` seconds from the publish. ``priority``: from 0 to the queue's
-        ``max_priority``; messages with a higher number are delivered first. Without it a message
-        has the priority that its property ``priority`` says, up to the highest, or 0. The seq_id of
-        a message has its priority in the bits from 55 on.
-        Raises :class:`~journal.errors.DuplicateError` if another message holds the unique key,
-        :class:`UsageError` for values that can't be stored, and
-        :class:`~journal.errors.QueueFullError`; nothing has changed then.
+        A delayed message holds up no other. It takes its place among the messages that are
+        published when it is due; its header ``qindex-due`` has that time in microseconds since 1970
+        UTC.
+
+        Args:
+            body: Bytes, a :class:`~qindex.format.message.Message` with its own key, headers and
+                properties, or any value if the queue was asked for with a ``serializer``.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            persistent: Keep the message beyond the engine's run.
+            confirm: Wait until the message is on disk.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+            delay: Seconds before which the message is not delivered.
+            at: Time before which it is not delivered, a datetime with a time zone.
+            unique: A key that at most one message of the queue holds at a time.
+            window: Seconds from the publish for which the unique key stays taken at least.
+            until: What frees the unique key: ``"acked"``, the end of the message, or
+                ``"delivered"``, its first delivery.
+            priority: 0 to the queue's ``max_priority``, higher first. None: that of the property
+                ``priority``, or 0.
+
+        Returns:
+            The seq_id, unique in this queue and never reused. In a priority queue its bits from 55
+            on are the priority.
+
+        Raises:
+            DuplicateError: Another message holds the unique key; nothing was published.
+            UsageError: A value can't be stored; nothing was published.
+            QueueFullError: The queue is full; nothing was published.
+
         O(size of the message).
+
+        Example:
+            >>> orders.publish(b"paid", key="o-17", ttl=30.0)
+            0
         """
         given: Any = body
         if self._coder is not None:
@@ -168,12 +186,22 @@ class Queue:
         at: datetime | None = None,
         priority: int | None = None,
     ) -> range:
-        """Append a batch, in order, with one write; gives the range of its seq_ids.
+        """Append a batch with one write and return the range of its seq_ids.
 
-        Each is a body, or a :class:`~qindex.format.message.Message` with key, headers and
-        properties, which keeps its timestamp where it has one. All have the same priority:
-        ``priority``, or that of their properties. Raises as :meth:`publish`, and says which message
-        of the batch is wrong; then none of it is published.
+        Args:
+            messages: Bodies, or :class:`~qindex.format.message.Message` objects, which keep their
+                timestamps.
+            ttl: As in :meth:`publish`, for each of them, like the arguments below.
+            persistent: As in :meth:`publish`.
+            confirm: As in :meth:`publish`.
+            timeout: As in :meth:`publish`.
+            delay: As in :meth:`publish`.
+            at: As in :meth:`publish`.
+            priority: The priority of all of them. None: that of their properties, which must agree.
+
+        Raises:
+            StoreError: As :meth:`publish`. The text names the wrong message, and none was
+            published.
         """
         return self._producer.publish_many(
             coded(self._coder, messages),
@@ -187,11 +215,20 @@ class Queue:
         )
 
     def reserve(self, count: int) -> int:
-        """Reserve seq_ids for the next ``count`` messages, durably on return; gives the first.
+        """Reserve seq_ids for the next ``count`` messages, durably on return.
 
-        Until as many are published, a crash of this process skips no seq_id: how many of them
-        were published can be told from the next one. Raises :class:`UsageError` for a count above
-        :data:`~qindex.queue.producing.MOST_RESERVED`, :class:`StorageError`.
+        Until that many are published, a crash of this process skips no seq_id, so the next seq_id
+        tells how many were published.
+
+        Args:
+            count: How many, at most :data:`~qindex.queue.producing.MOST_RESERVED`.
+
+        Returns:
+            The first of them.
+
+        Raises:
+            UsageError: ``count`` is too large.
+            StorageError: The reservation can't be written.
         """
         return self._producer.reserve(count)
 
@@ -217,17 +254,30 @@ class Queue:
         ack: Delivery | None = None,
         seq_id: int | None = None,
     ) -> Delivery | None:
-        """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
+        """Take the next message. It stays in the queue until it is acknowledged.
 
-        Gives ``None`` when there was none in time. The message stays in the queue until it is
-        acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
-        seconds in which it is to be settled; then it returns to its place in the queue by itself.
-        ``ack``: a delivery that is acknowledged first, as by :meth:`ack`. ``seq_id``: take this
-        message, wherever it is in the queue, delayed or not, without waiting for it; ``None`` when
-        it is with a consumer, or is not there any more.
-        Raises :class:`DamageError` when the next message is damaged: it names file and offset,
-        the bytes are set aside in a quarantine file, and the next call goes on after it.
+        After a crash an unacknowledged message is delivered again, with ``redelivered`` set.
+
+        Args:
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it; then it returns to its place by itself.
+            ack: A delivery to acknowledge first, as by :meth:`ack`.
+            seq_id: Take this message, wherever it is in the queue, delayed or not, without waiting.
+
+        Returns:
+            The delivery. None if no message came in time, or if message ``seq_id`` is with a
+            consumer or no longer there.
+
+        Raises:
+            DamageError: The next message is damaged. Its bytes are quarantined, and the next call
+                goes on after it.
+
         O(1), whatever the backlog.
+
+        Example:
+            >>> with orders.get(timeout=1.0) as delivery:
+            ...     print(delivery.body)
+            b'paid'
         """
         if ack is not None:
             self._settler.ack(ack)
@@ -238,34 +288,49 @@ class Queue:
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``max_messages`` at once, in order.
+        """Take up to ``max_messages`` at once, in order, with one append for each priority.
 
-        Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
-        empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
-        message ends the batch before it; the next call raises its :class:`DamageError`. One append
-        to the journal for the batch, or for each priority in it.
+        Args:
+            max_messages: The most messages to take.
+            timeout: Seconds to wait for the first one; 0 does not wait. None: forever.
+            lease: As in :meth:`get`, for each of them.
+
+        Returns:
+            The batch; empty if no message came in time. It ends before a damaged message.
+
+        Raises:
+            DamageError: The first message is damaged; the next call goes on after it.
         """
         return self._deliverer.get_many(max_messages, timeout, lease=lease)
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> Consumer:
-        """Yield messages as they come; ends when none came for ``timeout`` seconds.
+        """Yield messages as they come, until none came for ``timeout`` seconds.
 
-        ``stop()`` of the iterator that is returned ends it at once, from any thread or in a
-        signal's handler: it gives no more messages, and those that it gave can be settled. It ends
-        as well when ``Engine.close(drain=...)`` begins.
+        ``stop()`` of the returned iterator ends it at once, from any thread or a signal's handler;
+        messages that it yielded can still be settled. ``Engine.close(drain=...)`` ends it too.
 
-        At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
-        ack (by another thread), however long, before it gives the next; a long wait is logged.
-        ``lease`` as in :meth:`get`, of each of them.
+        Args:
+            prefetch: The most yielded messages that may be unacknowledged. Then it waits for an
+                ack by another thread, however long; a long wait is logged.
+            timeout: Seconds without a message after which it ends. None: never.
+            lease: As in :meth:`get`, for each message.
+
+        Example:
+            >>> for delivery in orders.consume(timeout=0):
+            ...     delivery.ack()
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         return self._deliverer.consume(prefetch, timeout, lease)
 
     def peek(self, max_messages: int = 1) -> list[Delivery]:
-        """Look at the next messages without taking them. O(max_messages)."""
+        """Look at the next messages without taking them. O(max_messages).
+
+        Args:
+            max_messages: The most messages to return.
+        """
         return self._deliverer.peek(max_messages)
 
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
@@ -284,7 +349,7 @@ class Queue:
             higher priorities first.
 
         Raises:
-            UsageError: The key is no str, or max_messages is negative.
+            UsageError: The key is not a str, or max_messages is negative.
 
         Example:
             >>> seq_id = orders.publish(b"large", key="o-18")
@@ -300,20 +365,37 @@ class Queue:
     # -- settling -------------------------------------------------------------------------------
 
     def ack(self, delivery: Delivery) -> None:
-        """Acknowledge: the message is done with, and never comes back once this is durable.
+        """Acknowledge a delivery: its message never comes back once this is durable.
 
-        Raises :class:`UsageError` for a delivery of another queue, or one that was settled, and
-        :class:`~journal.errors.LeaseExpiredError` for one whose lease has run out.
+        Args:
+            delivery: A delivery of this queue that is not settled.
+
+        Raises:
+            UsageError: The delivery is of another queue, or was settled.
+            LeaseExpiredError: Its lease has run out.
         """
         self._settler.ack(delivery)
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
+        """Acknowledge a batch with one write.
+
+        Args:
+            deliveries: Deliveries of this queue that are not settled.
+
+        Raises:
+            StoreError: As :meth:`ack`; none was acknowledged.
+        """
         self._settler.ack_many(deliveries)
 
     def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
-        number. In a priority queue those of the same priority alone."""
+        """Acknowledge all outstanding deliveries up to a seq_id.
+
+        Args:
+            seq_id: The highest seq_id. In a priority queue only its priority is acknowledged.
+
+        Returns:
+            How many deliveries were acknowledged.
+        """
         return self._settler.ack_up_to(seq_id)
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
@@ -330,8 +412,8 @@ class Queue:
                 message without using up an attempt.
 
         Raises:
-            UsageError: The delivery is of another queue, or was settled; or the delay is no number
-                of seconds.
+            UsageError: The delivery is of another queue, or was settled; or the delay is not
+                a number of seconds.
             LeaseExpiredError: Its lease has run out.
             StorageError: The delay can't be written. The delivery is as it was.
 
@@ -343,6 +425,9 @@ class Queue:
 
     def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered, delayed or not.
+
+        Args:
+            seq_id: What publishing the message returned.
 
         Returns:
             True: no consumer has had the message, and none will. False: it was delivered,
@@ -356,11 +441,16 @@ class Queue:
         return self._settler.cancel(seq_id)
 
     def reject(self, delivery: Delivery, reason: str | None = None) -> None:
-        """Refuse a message for good: it goes to the dead-letter queue; without one it is dropped.
+        """Refuse a message for good: it becomes a dead letter, or is dropped.
 
-        ``reason``: a text for the reader of the dead letter, ``cause`` in its header ``x-death``.
-        Raises as :meth:`ack`, and :class:`~journal.errors.QueueFullError` when the dead-letter
-        queue is full: the delivery is then as it was.
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            reason: A text for the reader of the dead letter, ``cause`` in its header ``x-death``.
+
+        Raises:
+            UsageError: The delivery is of another queue, or was settled.
+            LeaseExpiredError: Its lease has run out.
+            QueueFullError: The dead-letter queue is full; the delivery is as it was.
         """
         self._settler.reject(delivery, reason)
 
@@ -396,8 +486,13 @@ class Queue:
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now.
 
-        Raises :class:`UsageError` for one that is settled, or that has none, and for a time that
-        would shorten it, and :class:`~journal.errors.LeaseExpiredError`.
+        Args:
+            delivery: A delivery with a lease.
+            seconds: The new time that is left.
+
+        Raises:
+            UsageError: The delivery is settled or has no lease, or the lease would get shorter.
+            LeaseExpiredError: The lease has run out.
         """
         self._settler.extend_lease(delivery, seconds)
 
@@ -449,11 +544,14 @@ class Queue:
         return self._parts.purge()
 
     def flush(self) -> None:
-        """Bring the journal into the segment files and empty it. All that returned before is
-        durable on return, as after :meth:`sync`.
+        """Bring the journal into the segment files and empty it.
 
-        Publishers and consumers go on meanwhile. Raises :class:`StorageError`: a full disk leaves
-        all as it was; after any other failure no more writes are taken.
+        Everything that returned before is durable on return, as after :meth:`sync`. Publishers and
+        consumers go on meanwhile.
+
+        Raises:
+            StorageError: A full disk leaves everything as it was. After any other failure the
+                engine refuses writes.
         """
         self._parts.flusher.flush()
 

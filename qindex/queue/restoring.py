@@ -20,11 +20,10 @@ def restore(queue: Queue, moved: Sequence[Moved]) -> Iterator[int]:
     """Append messages, in order; those of a priority queue to the levels of their priorities.
     Yields how many are there, after each append.
 
-    Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. One that
-    a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as persistent:
-    with the engine's end they would be gone. Raises as :meth:`qindex.queue.queue.Queue.publish`;
-    then a first part of them may be published.
-    """
+    Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. A
+    message that a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as
+    persistent: with the engine's end they would be gone. Raises as
+    :meth:`qindex.queue.queue.Queue.publish`; then a first part of them may be published."""
     done = 0
     for level, group in groupby(moved, lambda one: queue._parts.level_for(one.message)):
         its_own = list(group)

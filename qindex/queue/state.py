@@ -32,8 +32,8 @@ from qindex.queue.unique_keys import UniqueKeys
 from qindex.queue.wake_ups import Bell
 
 LOOK_AGAIN = 1.0
-"""Seconds after which a call that waits for a flush looks whether it is over: one that a signal's
-handler has cut short may not have told."""
+"""Seconds after which a call that waits for a flush looks whether it is over: a flush that a
+signal's handler has cut short may not have told."""
 
 
 class QueueState:
@@ -115,7 +115,7 @@ class QueueState:
         self.messages: Messages | None = messages
         self.alarm: Alarm = alarm
         self.calls: Calls = calls
-        # What stands before the seq_ids of the index in those that users get.
+        # What is before the seq_ids of the index in those that users get.
         self.base: int = (priority or 0) << SHIFT
         # The properties of a message that is published without any, and how its record has them.
         self.properties: dict[str, int] = properties_of(self.base)

@@ -102,7 +102,7 @@ class UniqueKeys:
     """The unique keys of one queue, whose lock is held for every call."""
 
     def __init__(self, index: QueueIndex, messages: Messages | None, base: int = 0) -> None:
-        """``base``: what stands before the seq_ids of the index in those that users get."""
+        """``base``: what is before the seq_ids of the index in those that users get."""
         self._base = base
         self._index = index
         self._messages = messages

@@ -69,7 +69,7 @@ class Source:
         return entry_heads(self.data, self.offsets[rows] + self.head_size)
 
     def places_of(self, rows: I64 | slice) -> I64:
-        """Return the offsets in ``path`` at which some entries stand. Shape ``(n,)``."""
+        """Return the offsets in ``path`` at which some entries are. Shape ``(n,)``."""
         return self.offsets[rows] if self.slots is None else self.slots[rows]
 
 
@@ -203,6 +203,6 @@ def pair_source(pair: Pair) -> Source:
 
 
 def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
-    """Gather the fixed fields of entries whose message ids stand at ``payloads``."""
+    """Gather the fixed fields of entries whose message ids are at ``payloads``."""
     block = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
     return block.view(HEAD).ravel()

@@ -1,8 +1,8 @@
-"""Deliver and ack records that stand before any publish that they can be of.
+"""Deliver and ack records that are before any publish that they can be of.
 
 An engine appends the publish of a message before its deliver, and that before its ack; and before
 the front of a journal is dropped, ``qindex.seq`` says which seq_ids it gave out. So where no power
-was lost since, a deliver or ack of a seq_id that was not given out by then is no crash's work.
+was lost since, a deliver or ack of a seq_id that was not given out by then is not a crash's work.
 """
 
 from __future__ import annotations

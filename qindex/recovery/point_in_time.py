@@ -80,7 +80,7 @@ class GivenOut(NamedTuple):
 
     @classmethod
     def of(cls, file: SeqFile) -> GivenOut:
-        """Return what ``file`` says. One that says nothing leaves all unknown."""
+        """Return what ``file`` says. A file that says nothing leaves all unknown."""
         limit = file.reserved - 1 if file.reserved else MAX_SEQ_ID
         return cls(limit, file.next_after_crash(0) if file.same_run else None, file.power_lost)
 
@@ -246,7 +246,7 @@ def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
 def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
     """Return whether the journal still starts with the record it started with.
 
-    Each record stands in a queue's journal once in its life, so another one comes first after
+    Each record is in a queue's journal once in its life, so another one comes first after
     the journal was emptied.
     """
     length = journal_format.PUBLISH_HEAD_SIZE

@@ -15,8 +15,8 @@ _log = logging.getLogger("qindex.recovery")
 
 
 def remove_queue_directory(fs: FileSystem, path: str) -> None:
-    """Remove a directory and what is in it. Of a link, or of what else is no directory, the name is
-    removed, and nothing else. Raises :class:`OSError`."""
+    """Remove a directory and what is in it. Unlink a symlink or other non-directory, and never
+    follow it. Raises :class:`OSError`."""
     try:
         names = fs.listdir(path)
     except UnsafeFileError as error:

@@ -10,8 +10,9 @@
    point.
 
 A crash at any step leaves a directory that the next recovery reads the same way: until the last
-step the journal still says all it said. Damage stands beside: how a file is read that has some
-(:mod:`qindex.format.resynchronise`), and what is done about it (:mod:`qindex.recovery.damage`).
+step the journal still says all it said. Damage has modules of its own:
+:mod:`qindex.format.resynchronise` reads a damaged file, and :mod:`qindex.recovery.damage`
+handles the damage.
 """
 
 from __future__ import annotations
@@ -353,8 +354,8 @@ def load_queue(
     """Read all of a queue's directory, which has these ``names`` in it.
 
     ``with_a_node``: a RabbitMQ node may have changed the files, which writes no checksums. Raises
-    :class:`OSError`. Damage is no error here: see ``findings``. Memory: one segment file at a time,
-    and the journal.
+    :class:`OSError`. Damage is not an error here: see ``findings``. Memory: one segment file at a
+    time, and the journal.
     """
     rules = DirectoryRules(entry_count, vouched=not with_a_node)
     pinned = at_rest(fs, directory, names, given_out, vouched=rules.vouched)

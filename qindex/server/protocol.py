@@ -125,7 +125,7 @@ def frame(*values: Any) -> bytes:
 def around(
     before: Sequence[Any], size: int, behind: Sequence[Any], *, in_list: bool = False
 ) -> tuple[bytes, bytes]:
-    """Return what stands in a frame before a body of so many bytes, and after it. ``in_list``: the
+    """Return what is in a frame before a body of so many bytes, and after it. ``in_list``: the
     body is in an array of its own. Raises as :func:`frame`.
 
     >>> front, back = around((1, 0), 4, (7,))
@@ -141,7 +141,7 @@ def around(
 
 
 def head_of(size: int) -> bytes:
-    """Return the head of a frame. Raises :class:`UsageError` for one that is too large."""
+    """Return the head of a frame. Raises :class:`UsageError` if it is too large."""
     if size >= 1 << 32:
         raise UsageError(f"{size} bytes are too many for one call")
     return HEAD.pack(size)

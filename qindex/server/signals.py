@@ -12,7 +12,7 @@ ENDS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def heard() -> Iterator[socket.socket]:
-    """Give a socket with a byte, its number, for each signal that came. In the main thread.
+    """Return a socket with a byte, its number, for each signal that came. In the main thread.
 
     Python's handlers could be late: a signal that comes just before a wait does not end the wait,
     and handlers run after it. So those of :data:`ENDS` do nothing from here on, also afterwards.

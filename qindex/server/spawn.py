@@ -66,7 +66,7 @@ def find(directory: str, options: dict[str, Any], linger: float) -> socket.socke
 
 
 def try_to_connect(directory: str) -> socket.socket | None:
-    """Connect to the server, where there is one that listens. Raises :class:`StorageError`."""
+    """Connect to the server, if one listens. Raises :class:`StorageError`."""
     try:
         return place.connect(directory)
     except (ConnectionRefusedError, ConnectionResetError, FileNotFoundError, BlockingIOError):

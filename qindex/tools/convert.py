@@ -10,10 +10,10 @@ Steps for each virtual host, while no node has it open::
     5. remove the old files; sync
     6. remove the plan, then qindex.convert/
 
-A program that dies before 2 has changed nothing; the next call begins anew. One that dies after
-it is finished by the next call. At each moment the queue's directory itself has every message, and
-a reader gives it once: of files of both versions an entry of version 2 counts if its message is
-there, and those of version 1 that do not count there. For that,
+A program that dies before 2 has changed nothing; the next call begins anew. A call that dies
+after it is finished by the next call. At each moment the queue's directory itself has every
+message, and a reader gives it once: of files of both versions an entry of version 2 counts if its
+message is there, and those of version 1 that do not count there. For that,
 
 * of version 1 the journal goes last, for it has the acknowledgements of what is in segments;
 * where a queue has files of both versions already, those of version 2 are added to, so that the
@@ -84,20 +84,27 @@ def convert(
     out: PathLike | None = None,
     progress: Progress | None = None,
 ) -> SaveReport:
-    """Return the queues of a virtual host files of version ``to``: 2, which nodes of 4.3 read alone
-    and those of 3.10 to 4.2 read, too; or 1, for nodes of 3.10 to 3.12.
+    """Convert the queues of a virtual host to files of another version.
 
-    ``directory``: a virtual host's, or a node's, which is not running; queues that have that
-    version already are left as they are. To version 1 the message store is written anew, for such
-    nodes do not read all that later ones write. Or a store of ours that nobody has open: then
-    ``out``, which must be empty or not there, becomes a virtual host's directory with its
-    persistent messages, under their seq_ids, and the store is not changed. Settings of queues are
-    not among what a node reads.
-    ``progress`` is called with the messages converted and those that there are.
+    Crash-safe: call it again after a crash.
 
-    Crash-safe: call again after one. Raises :class:`UsageError`; :class:`DamageError` for a
-    directory in which a message can't be read (see :func:`qindex.tools.salvage.salvage`), unchanged
-    then; :class:`qindex.LockedError`, :class:`NotAStoreError`, :class:`StorageError`.
+    Args:
+        directory: A virtual host's or a node's directory, which is not running; queues that have
+            that version are left as they are. Or a closed store of ours, with ``out``.
+        to: 2, which nodes of 3.10 and later read, or 1, for nodes of 3.10 to 3.12. To version 1
+            the message store is rewritten, as such nodes do not read all that later ones write.
+        out: For a store of ours: the virtual host's directory to make, empty or missing, with the
+            persistent messages under their seq_ids. The store is not changed. Settings of queues
+            are not among what a node reads.
+        progress: Called with the messages converted and the messages in all.
+
+    Raises:
+        UsageError: The arguments do not fit the directory.
+        DamageError: A message can't be read (see :func:`qindex.tools.salvage.salvage`); nothing
+            was changed.
+        LockedError: A process has the store open.
+        NotAStoreError: It is neither a store nor a node's directory.
+        StorageError: The system refused an operation.
     """
     return convert_store(directory, to, out=out, progress=progress, fs=REAL)
 
@@ -302,7 +309,7 @@ class _Conversion:
             make_dirs(fs, os.path.join(vhost, place))
         self._sync({"", *([PERSISTENT_DIRECTORY] if self._names(PERSISTENT_DIRECTORY) else [])})
         for new, place in plan.puts:
-            # One that is not there is in its place.
+            # A directory that is not there has been moved already.
             with contextlib.suppress(FileNotFoundError):
                 fs.rename(os.path.join(self._new, new), os.path.join(vhost, place))
         self._sync(places)

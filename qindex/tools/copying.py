@@ -82,7 +82,7 @@ _TERM = 0x83
 
 
 def for_salvage(path: str, offset: int, what: str) -> DamageError:
-    """Return the error for damage that is not to be copied as it stands."""
+    """Return the error for damage that is not to be copied as it is."""
     return DamageError(path, offset, f"{what} (salvage copies what is sound)")
 
 

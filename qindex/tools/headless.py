@@ -20,7 +20,7 @@ from qindex.index.messages import check_record
 def find_headless(
     fs: FileSystem, path: str, gaps: Iterable[Finding], missing: set[bytes]
 ) -> Iterator[Record]:
-    """Yield the records of messages in ``missing`` that stand in ``gaps``, the places of the file
+    """Yield the records of messages in ``missing`` that are in ``gaps``, the places of the file
     where a scan found no sound record.
 
     A gap is taken to begin with a header whose id is right but for one bit at most. O(bytes of the

@@ -38,7 +38,7 @@ class _Others:
 
 @dataclass(slots=True)
 class QueueIds:
-    """Takes the batches of a queue, and tells which ids stand twice. Memory: 32 bytes for each
+    """Takes the batches of a queue, and tells which ids are twice. Memory: 32 bytes for each
     entry whose id does not follow from its seq_id."""
 
     _others: list[_Others] = field(default_factory=list)

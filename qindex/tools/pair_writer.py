@@ -82,7 +82,7 @@ class PairWriter:
 
 def _framed(batch: Entries, starts: I64, lengths: I64) -> Iterator[bytes | memoryview]:
     """Yield records with their heads. What comes from such a store with a head that fits is given
-    as it stands, as far as one follows the other: its checksum held when it was read."""
+    as it is, as far as one follows the other: its checksum held when it was read."""
     head = store_format.ENTRY_HEAD.size
     view = memoryview(batch.data)
     ready = np.zeros(len(starts), np.bool_)

@@ -54,17 +54,23 @@ NAMELESS = "recovered-"
 def repair(directory: PathLike, out: PathLike, *, names: Iterable[str] = ()) -> SaveReport:
     """Make ``out`` a sound copy of the store in ``directory``, which is not changed.
 
-    Kept are order, seq_ids (none is given out twice), message ids, redelivered flags, keys,
-    headers, timestamps, expiry, delivery counts and the queues' settings. Acknowledged messages
-    do not come back. The message of a move to a dead-letter queue that a crash cut short is in one
-    of the two. Damaged bytes are in ``out/quarantine/``, and in the report. ``names``: queue names
-    to try for directories that have lost theirs.
+    The copy keeps order, seq_ids (none is given out twice), message ids, redelivered flags, keys,
+    headers, timestamps, expiry, delivery counts and the queues' settings. Acknowledged messages do
+    not come back. An interrupted move to a dead-letter queue leaves its message in one of the two.
+    Damaged bytes are in ``out/quarantine/`` and in the report. ``out`` appears when it is complete.
 
-    ``out`` appears when it is complete. O(size of the store); memory as
-    :func:`qindex.tools.verify.verify`. Raises :class:`journal.errors.LockedError` when a process
-    has the store open, :class:`UsageError` when ``out`` is not empty or within ``directory``, or
-    ``directory`` a node's; :class:`journal.errors.NotAStoreError`; :class:`StorageError` (a full
-    disk): then there is no ``out``.
+    Args:
+        directory: The store.
+        out: The copy's directory, empty or missing.
+        names: Queue names to try for directories that have lost theirs.
+
+    Raises:
+        LockedError: A process has the store open.
+        UsageError: ``out`` is not empty or within ``directory``, or ``directory`` is a node's.
+        NotAStoreError: ``directory`` is not a store.
+        StorageError: The system refused an operation (a full disk); there is no ``out``.
+
+    O(size of the store); memory as :func:`qindex.tools.verify.verify`.
     """
     return repair_store(directory, out, names=names, fs=REAL)
 
@@ -176,7 +182,8 @@ def _copy_settings(fs: FileSystem, source: str, target: str) -> None:
 
 
 def _copy_counts(fs: FileSystem, source: str, target: str) -> None:
-    """Copy how often messages were delivered: one that kills its consumers is not to begin anew."""
+    """Copy how often messages were delivered: a message that kills its consumers must not begin
+    anew."""
     counts = unpack_counts(read_optional(fs, os.path.join(source, COUNTS)) or b"")
     if counts:
         replace_file(fs, os.path.join(target, COUNTS), pack_counts(counts))

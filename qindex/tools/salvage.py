@@ -66,23 +66,29 @@ def salvage(
 ) -> SaveReport:
     """Make ``out`` a sound store with all messages of a node's directory that can be saved.
 
-    ``directory``: a virtual host's, a node's data directory, or a ``msg_stores`` tree; it is not
-    changed. From several virtual hosts ``out`` has a store for each, under the name of its
-    directory. ``format``: ``"qindex"``, a store of ours; ``"rabbitmq"``, a virtual host's
-    directory that a node of 3.10 to 3.12 starts from; ``"rabbitmq-4"``, one for 4.0 and later. The
-    messages' records are kept as they are: types of headers, routing keys, properties; but for
-    ``"rabbitmq"`` those of nodes of 3.13 and later become what such a node delivers.
+    These are the messages that the node would deliver: persistent and unacknowledged, in order
+    (highest priority first), with its redelivered flags and their expiry, and messages that the
+    node does not find or does not start with. Messages that no entry names are saved into the queue
+    whose file they are in, or into ``recovered-messages``. Quorum queues and streams are named, and
+    not read.
 
-    The messages are saved that the node would deliver: persistent ones that are not acknowledged,
-    in order (of a priority queue, the highest priority first), with its redelivered flag and their
-    expiry. Messages are saved, too, that the node does not find, or does not start with. Quorum
-    queues and streams are named, and not read.
-    ``progress`` is called with the messages that were saved and those that there are.
-    ``segment_entry_count``: of a virtual host that has lost its ``.config``, where the files do not
-    tell. Messages that no entry names, where entries are lost, are saved into the queue whose file
-    they are in, or into the queue ``recovered-messages``.
-    ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
-    :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
+    Args:
+        directory: A virtual host's, a node's data directory, or a ``msg_stores`` tree; it is not
+            changed.
+        out: The new directory, empty or missing. From several virtual hosts it gets a store for
+            each, under the name of its directory.
+        format: ``"qindex"``, a store of ours; ``"rabbitmq"``, a virtual host's directory for nodes
+            of 3.10 to 3.12; ``"rabbitmq-4"``, one for 4.0 and later. Records are kept as they are,
+            but for ``"rabbitmq"`` those of 3.13 and later become what such a node delivers.
+        names: Queue names to try for directories that have lost theirs.
+        segment_entry_count: Of a virtual host that has lost its ``.config``, if its files do not
+            tell.
+        progress: Called with the messages saved and the messages in all.
+
+    Raises:
+        UsageError: ``out`` is not empty or within ``directory``.
+        NotAStoreError: ``directory`` is not a node's.
+        StorageError: The system refused an operation; there is no ``out``.
     """
     if format not in get_args(Format):
         raise UsageError(f"format must be qindex, rabbitmq or rabbitmq-4, not {format!r}")
@@ -176,7 +182,7 @@ class _Salvage:
     def _vhost_name(self) -> bytes:
         """Find the virtual host's name; each queue's name file has it, too.
 
-        One that damage has made too long, or given a NUL, is none: no store opens with it.
+        A name that damage has made too long, or given a NUL, is none: no store opens with it.
         """
         vhost = self._reader.vhost
         assert vhost is not None

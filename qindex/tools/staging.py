@@ -81,7 +81,7 @@ class Staging:
             raise UsageError(f"{self.target}: is not empty")
 
     def commit(self) -> None:
-        """Give the directory its name; durable on return. Raises :class:`StorageError`."""
+        """Rename the directory to its target; durable on return. Raises :class:`StorageError`."""
         with storage_errors(self.target, "can't be put in place"):
             sync_tree(self.fs, self.path)
             self.fs.rename(self.path, self.target)

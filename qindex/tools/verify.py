@@ -1,8 +1,8 @@
 """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
 
-It may run beside a process that has the store open; the work of that process is no finding.
+It may run beside a process that has the store open; the work of that process is not a finding.
 Leftovers of a crash, which the next open repairs, are findings with the cause
-:data:`journal.findings.Cause.CRASH`: they are no damage.
+:data:`journal.findings.Cause.CRASH`: they are not damage.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Verification:
 
 @dataclass(slots=True)
 class StoreVerification:
-    """The check of one store, in the order in which its methods stand.
+    """The check of one store, in the order in which its methods are.
 
     ``for_copy``: the caller holds the store's lock, so that no writer is at work, and messages that
     an engine does not find, and a copy can save, count as found.
@@ -283,19 +283,29 @@ def check_store(directory: PathLike, fs: FileSystem = REAL) -> Iterator[Finding]
 def verify(directory: PathLike, *, segment_entry_count: int | None = None) -> VerifyReport:
     """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
 
-    >>> import qindex, tempfile
-    >>> directory = tempfile.mkdtemp()
-    >>> with qindex.open(directory) as engine:
-    ...     _ = engine.queue("orders").publish(b"first")
-    >>> report = qindex.verify(directory)
-    >>> report.sound, report.findings, report.figures.entries
-    (True, [], 1)
+    May run beside a process that has it open.
 
-    May run beside a process that has it open. O(size of the store); memory: one segment file and
-    the longest journal, and about 150 bytes for each message in the message store.
-    ``segment_entry_count``: of a RabbitMQ virtual host that has lost its ``.config``. Raises
-    :class:`NotAStoreError`, :class:`StorageError`, :class:`UsageError` where this number has to be
-    given, :class:`qindex.recovery.point_in_time.BusyError`.
+    Args:
+        directory: The store.
+        segment_entry_count: Of a RabbitMQ virtual host that has lost its ``.config``.
+
+    Raises:
+        NotAStoreError: It is not a store.
+        StorageError: The system refused an operation.
+        UsageError: ``segment_entry_count`` is needed.
+        BusyError: A writer changed the store faster than it could be read.
+
+    O(size of the store); memory: one segment file and the longest journal, and about 150 bytes for
+    each message in the message store.
+
+    Example:
+        >>> import qindex, tempfile
+        >>> directory = tempfile.mkdtemp()
+        >>> with qindex.open(directory) as engine:
+        ...     _ = engine.queue("orders").publish(b"first")
+        >>> report = qindex.verify(directory)
+        >>> report.sound, report.findings, report.figures.entries
+        (True, [], 1)
     """
     return verify_store(directory, segment_entry_count=segment_entry_count, fs=REAL)
 

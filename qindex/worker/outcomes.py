@@ -127,7 +127,7 @@ def handler_for(handlers: Handlers, kind: object) -> Handler:
 
 
 def checked_handlers(handlers: Handlers) -> bool:
-    """Tell whether these are coroutine functions. Raises :class:`UsageError`."""
+    """Return whether these are coroutine functions. Raises :class:`UsageError`."""
     found = list(handlers.values()) if isinstance(handlers, Mapping) else [handlers]
     if not found or not all(map(callable, found)):
         raise UsageError(
@@ -160,13 +160,13 @@ def end_if_forked(pid: int) -> None:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Raise :class:`UsageError` for what is no whole number, or is less than ``least``."""
+    """Raise :class:`UsageError` for what is not a whole number, or is less than ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} is a whole number of at least {least}, not {value!r}")
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Raise :class:`UsageError` for what is no number of seconds above 0, or 0 where that is
+    """Raise :class:`UsageError` for what is not a number of seconds above 0, or 0 where that is
     allowed (``zero``)."""
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not (0 < number < math.inf or (zero and number == 0)):

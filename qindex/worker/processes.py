@@ -65,7 +65,7 @@ class InProcess:
         self._begin()
 
     def run(self, batch: Sequence[Delivery]) -> Iterator[BaseException | None]:
-        """See :meth:`qindex.worker.runners.Runner.run`. Ends behind a message whose process died,
+        """See :meth:`qindex.worker.runners.Runner.run`. Ends after a message whose process died,
         or was killed at its timeout."""
         at = 0  # of the next message whose end is to be told
         is_killed = False

@@ -367,7 +367,7 @@ class Worker:
 
     @contextmanager
     def _runners(self) -> Iterator[Callable[[], Runner]]:
-        """Give what makes a slot's runner."""
+        """Return what makes a slot's runner."""
         if self._processes:
             from qindex.worker.processes import InProcess
 

@@ -254,7 +254,7 @@ _LATEST = 253_402_300_799 * SECOND
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """Tell whether a schedule may have this value: others can publish to the queue, too."""
+    """Return whether a schedule may have this value: others can publish to the queue, too."""
     if name in ("start", "next", "cursor", "last"):
         return type(value) is int and 0 <= value <= _LATEST
     if name == "every":

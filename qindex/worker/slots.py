@@ -87,7 +87,7 @@ class Slot:
             self._consumer.stop()
 
     def cut(self) -> bool:
-        """Give back what is not settled. Return whether a handler was running."""
+        """Requeue unsettled messages. Return whether a handler was running."""
         with self._lock:
             running = self.delivery
             self._is_cut = True

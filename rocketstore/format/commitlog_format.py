@@ -40,8 +40,8 @@ MESSAGE_MAGIC = -626843481
 BLANK_MAGIC = -875286124
 BLANK_SIZE = 8
 START = struct.Struct(">ii")
-"""Size and magic of a record, blank ones included. They are stored last: until then zeros stand
-there, which end a log, and what is behind them does not count."""
+"""Size and magic of a record, blank ones included. They are stored last: until then zeros are
+there, which end a log, and what is after them does not count."""
 NO_START = bytes(START.size)
 STAMP = struct.Struct(">iq8sq8siq")
 """A record with two IPv4 hosts from its sysFlag to the prepared transaction offset."""
@@ -164,7 +164,7 @@ def encode_topic(topic: str) -> bytes:
 def host_bytes(host: str | bytes | tuple[str, int]) -> bytes:
     """A host as the record keeps it: 8 or 20 bytes. Takes these, ``"ip:port"`` or ``(ip, port)``.
 
-    Raises :class:`UsageError` for a name that is no address or a port out of range.
+    Raises :class:`UsageError` for a name that is not an address or a port out of range.
     """
     if isinstance(host, bytes):
         if len(host) not in (8, 20):
@@ -195,7 +195,7 @@ def encode_host(host: str | tuple[str, int]) -> bytes:
 
 
 def format_host(data: bytes) -> str:
-    """``"ip:port"`` of a host field; IPv6 addresses stand in brackets."""
+    """``"ip:port"`` of a host field; IPv6 addresses are in brackets."""
     port = int.from_bytes(data[-4:], "big", signed=True)
     if len(data) == 8:
         return f"{socket.inet_ntop(socket.AF_INET, data[:4])}:{port}"

@@ -1,6 +1,6 @@
 """The ConsumeQueue file of RocketMQ 4.9.3: an array of 20-byte units.
 
-Unit ``n`` of a queue stands at byte ``20 * n`` of the queue's address space, which is cut into
+Unit ``n`` of a queue is at byte ``20 * n`` of the queue's address space, which is cut into
 files of equal size (300,000 units), each named by its first byte in 20 digits::
 
     offset  size  field
@@ -25,7 +25,7 @@ DEFAULT_UNITS = 300_000
 UNIT_DTYPE = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 PRE_BLANK = UNIT.pack(0, 0x7FFFFFFF, 0)
 MAX_UNIT = ((1 << 63) - 1) // UNIT_SIZE - DEFAULT_UNITS
-"""Beyond it a unit's position is no 64-bit number, and its file's name no 20 digits."""
+"""Beyond it a unit's position is not a 64-bit number, and its file's name no 20 digits."""
 DEFAULT_FILE_SIZE = DEFAULT_UNITS * UNIT_SIZE
 
 Units = npt.NDArray[np.void]

@@ -36,7 +36,7 @@ def is_due(due: int, level: int, now: int) -> bool:
 
 
 def level_of(text: str) -> int:
-    """The level that a stored DELAY property asks for; 0 for what is no level."""
+    """The level that a stored DELAY property asks for; 0 for what is not a level."""
     return int(text) if _LEVEL.fullmatch(text) else 0
 
 

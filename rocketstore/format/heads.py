@@ -1,5 +1,5 @@
 """The head of a record in the log, for the dispatch: the store has put it a moment ago, and knows
-where it stands. (:func:`rocketstore.log.scan.read_heads` reads many, in columns.)"""
+where it is. (:func:`rocketstore.log.scan.read_heads` reads many, in columns.)"""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class Head:
 
 
 def changed(offset: int) -> DamageError:
-    """The error for a record that does not stand any more where it was put."""
+    """The error for a record that is no longer where it was put."""
     return DamageError("commitlog", offset, "the record was changed after it had been put")

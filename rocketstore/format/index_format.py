@@ -116,7 +116,7 @@ def file_size(slots: int, entries: int) -> int:
 
 
 def entry_at(slots: int, number: int) -> int:
-    """Where entry ``number`` stands in the file."""
+    """Where entry ``number`` is in the file."""
     return HEADER_SIZE + SLOT_SIZE * slots + ENTRY_SIZE * number
 
 
@@ -139,7 +139,7 @@ def find_geometry(
     """Find the number of slots and entries of a file of ``length`` bytes that has entries; ``None``
     if it has none.
 
-    They are configuration, not in the file, but its first and last entry must stand where the
+    They are configuration, not in the file, but its first and last entry must be where the
     header and the slots say. What is ``likely`` is tried first: five small pieces are read for it.
     Then the default, then every pair that gives the length.
     """
@@ -165,7 +165,7 @@ def find_geometry(
 
 
 def _slots_that_fit(read: Read, header: IndexHeader, length: int, least: int) -> Iterator[int]:
-    """Give the numbers of slots with which the first entry stands where it has to. The next number
+    """Yield the numbers of slots with which the first entry is where it has to. The next number
     that gives the length moves it by the length of one entry: all are looked at in columns."""
     slots = _candidates(length)
     for at in range(entry_at(slots.start, 1), length, _STEP):
@@ -185,7 +185,7 @@ def _unpack(format: struct.Struct, read: Read, at: int) -> tuple[Any, ...]:
 
 
 def empty_geometry(length: int) -> tuple[int, int] | None:
-    """Give slots and entries for a file without entries: four to a slot, as by default, or else
+    """Return slots and entries for a file without entries: four to a slot, as by default, or else
     any that give the length; ``None`` where none do."""
     slots, rest = divmod(length - HEADER_SIZE, SLOT_SIZE + 4 * ENTRY_SIZE)
     if slots > 0 and rest == 0:
@@ -200,7 +200,7 @@ def _entries(length: int, slots: int) -> int:
 
 
 def _candidates(length: int) -> range:
-    """Give the numbers of slots with which some number of entries gives the length."""
+    """Return the numbers of slots with which some number of entries gives the length."""
     rest = length - HEADER_SIZE
     if rest < 0 or rest % 4:
         return range(0)
@@ -224,7 +224,7 @@ def _fits(read: Read, header: IndexHeader, slots: int, entries: int, least: int)
 
 
 def _leads(read: Read, key_hash: int, slots: int, entries: int, number: int, count: int) -> bool:
-    """Tell whether the slot of an entry names it, or a later one of that slot."""
+    """Return whether the slot of an entry names it, or a later one of that slot."""
     at = HEADER_SIZE + SLOT_SIZE * (key_hash % slots)
     newest: int = _unpack(SLOT, read, at)[0]
     if newest < count:

@@ -55,7 +55,7 @@ def index_hash(topic_and_key: str, seed: int = 0) -> int:
 
 
 def absolute(value: int) -> int:
-    """Give the part of a hash code that an IndexFile keeps: :func:`index_hash`."""
+    """Return the part of a hash code that an IndexFile keeps: :func:`index_hash`."""
     if value >= 0:
         return value
     return 0 if value == -(1 << 31) else -value
@@ -100,7 +100,7 @@ def hash_many(strings: Sequence[str], seed: Seed = 0) -> UInt32Array:
 
 
 def _behind(seed: Seed, hashes: UInt32Array, powers: Any) -> UInt32Array:
-    """Make hashes those of texts behind a prefix; ``powers``: of 31, by the texts' lengths."""
+    """Make hashes those of texts after a prefix; ``powers``: of 31, by the texts' lengths."""
     if not isinstance(seed, int):
         hashes += (seed & _MASK).astype(np.uint32) * powers
     elif seed:
@@ -194,7 +194,7 @@ def _hash_scattered(
     """The same for many lengths: each unit times its power, summed for each text."""
     exponents = np.repeat(starts + lengths - 1, lengths + 1)
     exponents -= np.arange(len(units))
-    # The NUL behind each text has exponent -1, some power or other: times 0 it counts nothing.
+    # The NUL after each text has exponent -1, some power or other: times 0 it counts nothing.
     products = powers[exponents]
     products *= units
     return np.add.reduceat(products, starts, dtype=np.uint32)

@@ -2,7 +2,7 @@
 
 Messages of one producer name the same properties in the same order. So those with properties of
 one length are the rows of a table, and most of its rows look like the first: they have the same
-bytes wherever that has names and separators. Then their keys stand in the same columns, and are
+bytes wherever that has names and separators. Then their keys are in the same columns, and are
 hashed column by column. Properties that look like no other row are decoded one by one.
 """
 
@@ -55,7 +55,7 @@ class KeyColumns:
 
 class _Shape:
     """Properties that look like those given: for each byte the least it may be and how much more,
-    and in which columns stand the keys, in the order of the index, and the tags.
+    and in which columns are the keys, in the order of the index, and the tags.
 
     Nothing looks like what only :func:`decode_properties` knows how to read: names that are
     repeated, or have no value.
@@ -114,7 +114,7 @@ class _Shape:
 def key_columns(
     data: UInt8Array, starts: Int64Array, lengths: Int64Array, seed: Seed
 ) -> KeyColumns:
-    """Keys and tagsCodes of messages whose properties stand in ``data``: those of message ``i`` in
+    """Keys and tagsCodes of messages whose properties are in ``data``: those of message ``i`` in
     the ``lengths[i]`` bytes from ``starts[i]`` on. ``seed`` is the hash of what precedes a key in
     the index, one for all messages or one for each. O(bytes)."""
     collector = _Collector(data, starts, lengths, seed)
@@ -206,7 +206,7 @@ class _Collector:
         messages = np.concatenate([part for part, _ in self._parts])
         hashes = np.concatenate([part for _, part in self._parts])
         if np.any(messages[1:] < messages[:-1]):
-            # All keys of a message stand together, in order.
+            # All keys of a message are together, in order.
             order = np.argsort(messages, kind="stable")
             messages, hashes = messages[order], hashes[order]
         return KeyColumns(hashes, messages, self._codes)

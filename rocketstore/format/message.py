@@ -28,7 +28,7 @@ _FRAME = struct.Struct(">4xii16xq3xB44xi").unpack_from
 """Magic, CRC, physical offset, the low byte of sysFlag, and length of the body of a record with
 two IPv4 hosts."""
 OTHER_HOSTS = 48
-"""Bits of sysFlag: hosts of IPv6, so that the body stands elsewhere."""
+"""Bits of sysFlag: hosts of IPv6, so that the body is elsewhere."""
 _SHORT = struct.Struct(">h").unpack_from
 
 

@@ -60,7 +60,7 @@ def property_columns(
 
 
 class Indexed:
-    """Where KEYS, UNIQ_KEY and TAGS stand in properties, as :func:`decode_properties` reads them:
+    """Where KEYS, UNIQ_KEY and TAGS are in properties, as :func:`decode_properties` reads them:
     what queues and index are made of. Each begins at its place, and ends where its ``_end`` is: at
     the same place if it is not there."""
 
@@ -74,7 +74,7 @@ class Indexed:
     unique_end: int
 
     def find(self, data: bytes | mmap.mmap, at: int, end: int) -> None:
-        """Look at the properties that stand from ``at`` to ``end``."""
+        """Look at the properties that are from ``at`` to ``end``."""
         self.keys = self.keys_end = self.unique = self.unique_end = self.tags = self.tags_end = at
         while at < end:
             stop = words.place_of(data, 2, at, end)

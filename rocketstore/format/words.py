@@ -4,7 +4,7 @@ The compiler never sees this file: it takes the same names from ``words.pxd``. T
 functions of this package that exist twice, so a test holds the two against each other
 (:mod:`journal.memory.words` has those of the other design).
 
-``store_message`` is the commit of a put. Into a map that is no plain :class:`mmap.mmap` (tests
+``store_message`` is the commit of a put. Into a map that is not a plain :class:`mmap.mmap` (tests
 record the stores) both builds store by its own methods.
 """
 
@@ -101,13 +101,13 @@ def piece(view: mmap.mmap, at: int, end: int) -> bytes:
 
 
 def place_of(data: Data, byte: int, at: int, end: int) -> int:
-    """Where a byte stands first between two places of some bytes; ``end`` where it does not."""
+    """Where a byte is first between two places of some bytes; ``end`` where it does not."""
     found = data.find(bytes((byte,)), at, end)
     return end if found < 0 else found
 
 
 def stands_at(data: Data, at: int, name: bytes) -> bool:
-    """Tell whether these bytes stand at a place."""
+    """Return whether these bytes are at a place."""
     return data[at : at + len(name)] == name
 
 
@@ -132,8 +132,8 @@ def store_message(
 
     Its size and magic are stored last, at once. Until then there are zeros in their place.
 
-    ``start``: queue id and flag; ``stamp``: what stands between offset and length of the body;
-    ``field``: the topic behind its length. Raises :class:`IndexError` where the map ends before it.
+    ``start``: queue id and flag; ``stamp``: what is between offset and length of the body;
+    ``field``: the topic after its length. Raises :class:`IndexError` where the map ends before it.
     """
     head = _pack_fields(NO_START, crc, start, ordinal, offset) + stamp + _pack_int(len(body))
     tail = _pack_length(len(properties)) + properties if properties else b"\0\0"
@@ -147,8 +147,8 @@ def store_message(
 
 
 def measure(bodies: Sequence[bytes], lengths: Int64Array, sums: Int64Array) -> bool:
-    """Set the length and the :func:`body_sum` of each body; false if one of them is no plain bytes:
-    nothing that was set counts then."""
+    """Set the length and the :func:`body_sum` of each body; false if one of them is not
+    plain bytes: nothing that was set counts then."""
     if set(map(type, bodies)) - {bytes}:
         return False
     lengths[:] = np.fromiter(map(len, bodies), np.int64, len(bodies))
@@ -181,7 +181,7 @@ def batch_records(
     field: bytes,
 ) -> bytes:
     """The records of messages ``first`` to ``last``, as :func:`store_message` makes each of them,
-    one behind the other from the offset ``base`` on. ``sizes`` are theirs, ``ordinals`` is that of
+    one after the other from the offset ``base`` on. ``sizes`` are theirs, ``ordinals`` is that of
     message 0, ``properties`` may be the same for all; ``flags``, if there are any, count in place
     of the one in ``start``."""
     count = last - first
@@ -260,7 +260,7 @@ def link_entries(
     offsets: Int64Array,
     seconds: Int64Array,
 ) -> int:
-    """Store entries, number ``first`` and those behind it, into an IndexFile of so many slots
+    """Store entries, number ``first`` and those after it, into an IndexFile of so many slots
     (:mod:`rocketstore.format.index_format`). Each goes before the newest one of its slot, which
     then names it.
 
@@ -331,7 +331,7 @@ def _link_block(
 
 
 def piece_hash(data: Data, at: int, end: int, seed: int) -> int:
-    """:func:`text_hash` of a text that stands in UTF-8 from ``at`` to ``end``."""
+    """:func:`text_hash` of a text that is in UTF-8 from ``at`` to ``end``."""
     return text_hash(data[at:end].decode("utf-8", "replace"), seed)
 
 

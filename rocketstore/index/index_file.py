@@ -109,7 +109,7 @@ class IndexFile(MappedFile):
         with storage_errors(self.path, "can't be read"):
             data = read_file(self._fs, self.path, HEADER_SIZE)
         self.header = IndexHeader.parse(data.ljust(HEADER_SIZE, b"\0"))
-        # Nothing may be read behind the file's end, whatever a damaged count says.
+        # Nothing may be read past the file's end, whatever a damaged count says.
         self.header.count = min(self.header.count, self.entries)
 
     def read(self, position: int, length: int) -> bytes:
@@ -120,7 +120,7 @@ class IndexFile(MappedFile):
         return MappedFile.read(self, position, length).ljust(length, b"\0")
 
     def _copy(self, at: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Give ``count`` values from a place on, read step by step."""
+        """Return ``count`` values from a place on, read step by step."""
         values = np.zeros(count, dtype)
         data = values.view(np.uint8)
         for start in range(0, len(data), _READ_STEP):

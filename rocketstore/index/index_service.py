@@ -209,7 +209,7 @@ class IndexService:
     # Reading
 
     def query_offsets(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
-        """Give the offsets as the real ``queryOffset`` does: newest file first, in each newest
+        """Return the offsets as the real ``queryOffset`` does: newest file first, in each newest
         entry first."""
         limit = min(max_num, BATCH_MAX)
         out: list[int] = []

@@ -1,4 +1,4 @@
-"""ConsumeQueues: for each topic and queue, where its messages stand in the CommitLog.
+"""ConsumeQueues: for each topic and queue, where its messages are in the CommitLog.
 
 They hold nothing that the CommitLog does not tell, so they are written in batches, synced late,
 and rebuilt when they disagree with it. Files are read and written with ``pread`` and ``pwrite``
@@ -217,7 +217,7 @@ class ConsumeQueue:
         return data[: len(data) - len(data) % UNIT_SIZE]
 
     def place(self, unit: int) -> tuple[int, int]:
-        """Where the message of a unit stands in the log, and its size. Raises
+        """Where the message of a unit is in the log, and its size. Raises
         :class:`DamageError` when it is gone from its file, :class:`StorageError`."""
         data = self.read(unit, 1)
         if not data:
@@ -468,7 +468,7 @@ class UnitRun:
         self._end = offset + size
 
     def put(self) -> None:
-        """Give all that was taken in to the queue. Raises :class:`StorageError`."""
+        """Put all that was taken in into the queue. Raises :class:`StorageError`."""
         if self._units:
             units, self._units = bytes(self._units), bytearray()
             self._queue.put_run(self._first, self._offset, self._end, units)

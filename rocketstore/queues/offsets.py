@@ -1,6 +1,6 @@
 """Consumer offsets: ``consumerOffset.json`` and ``delayOffset.json``.
 
-RocketMQ writes them with fastjson, whose integer keys are not quoted, which is no valid JSON; it
+RocketMQ writes them with fastjson, whose integer keys are not quoted, which is not valid JSON; it
 reads quoted ones as well. We write valid JSON and read both. A save keeps the old content as
 ``.bak``, as the broker does; a load falls back to it.
 """
@@ -70,7 +70,7 @@ def save_sane(fs: FileSystem, path: str, content: dict[str, Any], depth: int) ->
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Read a file's content; ``None`` for what is no JSON object."""
+    """Read a file's content; ``None`` for what is not a JSON object."""
     try:
         content = parse_fastjson(data.decode())
     except ValueError:

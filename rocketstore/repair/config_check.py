@@ -21,7 +21,7 @@ from rocketstore.repair.quarantine import copy_excess, set_aside
 
 
 def check_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
-    """Give a finding for each small file that is there and makes no sense. Raises
+    """Yield a finding for each small file that is there and makes no sense. Raises
     :class:`OSError`."""
     for path, depth in _offset_files(paths).items():
         yield from _check_offsets(fs, path, depth)

@@ -226,7 +226,7 @@ def _visible(batch: DispatchBatch) -> int:
 
 def _refuse_hole(log: CommitLog, end: int) -> None:
     """Raise :class:`DamageError` if sound records follow the place where the walk ended. One that
-    stands there itself was put meanwhile."""
+    is there itself was put meanwhile."""
     if find_survivor(log, end) in (None, end):
         return
     file = log.files.find(end)

@@ -18,7 +18,7 @@ from rocketstore.options import Options
 from rocketstore.repair.quarantine import copy_excess, set_aside
 
 _MISSING_MAX = 1024
-"""Most log files made anew in one place: a name that is further away is no file of this log."""
+"""Most log files made anew in one place: a name that is further away is not a file of this log."""
 
 
 def repair_directory(

@@ -51,7 +51,7 @@ def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> R
 
     With ``repair`` the whole log is read, and what is damaged in it is set aside.
 
-    Raises :class:`DamageError` when sound records stand behind something that no crash explains,
+    Raises :class:`DamageError` when sound records are after something that no crash explains,
     and :class:`StorageError`.
     """
     known = None
@@ -276,7 +276,7 @@ class QueueRepair:
             self.changed = True
 
     def finish(self, log_end: int, min_offset: int) -> None:
-        """Drop what stands after the last unit."""
+        """Drop what is after the last unit."""
         queue = self.queue
         if self.next_unit is None:
             self.next_unit = _expired_units(queue, min(min_offset, log_end))
@@ -337,7 +337,7 @@ class QueueRepairs:
             repair.put(*batch.units(chosen))
 
     def settle(self, end: int) -> None:
-        """The log ends here: drop what the queues have behind it."""
+        """The log ends here: drop what the queues have after it."""
         parts = self._parts
         minimum = max(parts.commitlog.min_offset, 0)
         for key in parts.queues:
@@ -382,7 +382,7 @@ def _ends_early(parts: Parts, end: int, note: DispatchNote) -> None:
 
 
 def _end_of_log(parts: Parts, walk: LogWalk, log_repair: LogRepair) -> None:
-    """Cut the log where its records end. Sound records behind that are copied to quarantine: they
+    """Cut the log where its records end. Sound records after that are copied to quarantine: they
     were never promised, or the hole before them is too small to be filled."""
     commitlog = parts.commitlog
     end = walk.end
@@ -415,5 +415,5 @@ def _end_of_log(parts: Parts, walk: LogWalk, log_repair: LogRepair) -> None:
     cut_log(parts, end)
     file = commitlog.files.find(end)
     if file is not None and walk.stop is Stop.BAD:
-        # Old bytes behind the end could line up with new records one day and be taken for some.
+        # Old bytes after the end could line up with new records one day and be taken for some.
         file.zero_from(end - file.start)

@@ -28,7 +28,7 @@ class IndexCheck:
     (``dry``: only compares; ``busy``: a process may be writing, and the index be behind the log).
 
     ``_number`` is the file being compared and ``_place`` the number of its next entry; ``_begin``
-    is where that file begins: the offset of a message and how many of its keys stand in the file
+    is where that file begins: the offset of a message and how many of its keys are in the file
     before.
     """
 
@@ -225,14 +225,14 @@ def put_from(parts: Parts, batch: DispatchBatch, message: int, skip: int) -> Non
         rest.key_hashes = np.delete(rest.key_hashes, own)
         rest.key_messages = np.delete(rest.key_messages, own)
         if not (rest.key_messages == 0).any():
-            # All its keys stand there already: it must not begin a new file.
+            # All its keys are there already: it must not begin a new file.
             rest = rest.tail(1)
     parts.index.put(rest)
 
 
 def rebuild_index(parts: Parts, number: int, offset: int, skip: int, end: int) -> None:
     """Drop index files from ``number`` on and build them again from the log at ``offset``,
-    leaving out the first ``skip`` keys of the message there. Bytes in between that are no record
+    leaving out the first ``skip`` keys of the message there. Bytes in between that are not a record
     are passed over, and are a finding. Raises :class:`StorageError`."""
     parts.index.drop_from(number)
     if not parts.commitlog.files.files or offset >= end:

@@ -65,7 +65,7 @@ def inspect_file(
 
 
 def _is_of_a_queue(fs: FileSystem, path: str) -> bool:
-    """Tell a ConsumeQueue's file from a CommitLog's: by the directory or, where the file stands
+    """Tell a ConsumeQueue's file from a CommitLog's: by the directory or, where the file is
     somewhere else, by what it holds."""
     parts = Path(path).resolve().parts
     if "consumequeue" in parts or "commitlog" in parts:

@@ -1,9 +1,9 @@
 """Repair damage in the middle of the log (``repair=True``): only the damaged span goes.
 
-The next sound record is one that says itself that it stands there, with a body that has its
+The next sound record is one that says itself that it is there, with a body that has its
 checksum. The span before it is copied to ``quarantine/``, and then overwritten by fillers (see
-:mod:`rocketstore.log.filler_format`), so that this package and a RocketMQ node read on behind it.
-Until the fillers stand whole the span is as unreadable as before: a crash here is met again, and
+:mod:`rocketstore.log.filler_format`), so that this package and a RocketMQ node read on after it.
+Until the fillers are whole the span is as unreadable as before: a crash here is met again, and
 repaired again, at the next open.
 """
 
@@ -22,9 +22,9 @@ from rocketstore.repair.quarantine import save_span
 
 
 class LogRepair:
-    """Asked by a walk what to do where no record stands.
+    """Asked by a walk what to do where no record is.
 
-    ``survivor`` is the offset of the sound record behind the place where the walk ended, if the log
+    ``survivor`` is the offset of the sound record after the place where the walk ended, if the log
     is to be cut there: a crash explains what lies before it (``explained``), or nothing fits in.
     """
 
@@ -66,7 +66,7 @@ class LogRepair:
         return start
 
     def bad_body(self, file: MappedFile, start: int, end: int, store_timestamp: int) -> bool:
-        """Tell whether a record whose frame is sound and whose body is not was set aside: with
+        """Return whether a record whose frame is sound and whose body is not was set aside: with
         ``repair=True`` it is, because a RocketMQ node would end the log there."""
         if not self._parts.options.repair:
             return False
@@ -87,8 +87,8 @@ class LogRepair:
         return end if can_fill(start, end, file_end) else None
 
     def _is_in_a_queue(self, start: int) -> bool:
-        """Tell whether a queue names a record from ``start`` on: it was dispatched after the append
-        returned."""
+        """Return whether a queue names a record from ``start`` on, which was dispatched after its
+        append returned."""
         for queue in self._parts.queues.values():
             if queue.starts:
                 units = queue.file_units(queue.starts[-1])

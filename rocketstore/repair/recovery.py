@@ -3,7 +3,7 @@ ends.
 
 Read ``recover_compatible`` from top to bottom: queues find their own ends, the log is walked from
 its third-last file (or, after a crash, from a file that the checkpoint vouches for, with every
-record dispatched again), bytes behind the log's end are cut off, and then the records that the
+record dispatched again), bytes after the log's end are cut off, and then the records that the
 queues have not seen are dispatched. :mod:`rocketstore.repair.full_recovery` loses less.
 """
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qindex.cli import demo, demo_child, demo_run
-from qindex.cli.demo_books import Balance, Books, Drained
-from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, RECORD, Log, body_of
+from qindex.cli.demo import child, command
+from qindex.cli.demo import run as run_of_demo
+from qindex.cli.demo.books import Balance, Books, Drained
+from qindex.cli.demo.log import ACKED, ACKING, DELIVERED, PUBLISHED, RECORD, Log, body_of
 from qindex.compare.child import ChildError
 from tests.cli.support import run
 from tests.waiting import WAIT
@@ -164,9 +165,9 @@ def test_a_broken_log_is_shown_and_exits_1(
     def tampered(
         directory: str, first: int, seconds: float, tell: Callable[[int, int], None]
     ) -> Log:
-        return tamper(demo_run.run_and_kill(directory, first, seconds, tell))
+        return tamper(run_of_demo.run_and_kill(directory, first, seconds, tell))
 
-    monkeypatch.setattr(demo, "run_and_kill", tampered)
+    monkeypatch.setattr(command, "run_and_kill", tampered)
     result = run("demo", "--kills", "1", "--seconds", "0.2", "--json")
     assert result.code == 1
     assert result.rows[0][fault] == 1
@@ -182,7 +183,7 @@ def test_a_child_that_ends_by_itself_is_no_kill(
     path = tmp_path_factory.mktemp("demo") / "file"
     path.write_bytes(b"")
     with pytest.raises(ChildError, match=r"ended by itself \(1\).*is a file"):
-        demo_run.run_and_kill(str(path), 0, 1.0, lambda _published, _acked: None)
+        run_of_demo.run_and_kill(str(path), 0, 1.0, lambda _published, _acked: None)
 
 
 def test_a_child_without_its_parent_ends(
@@ -191,10 +192,10 @@ def test_a_child_without_its_parent_ends(
     reading, writing = os.pipe()
     directory = str(tmp_path_factory.mktemp("demo"))
     worker = threading.Thread(
-        target=demo_child.main, args=([directory, str(writing), "0"],), daemon=True
+        target=child.main, args=([directory, str(writing), "0"],), daemon=True
     )
     worker.start()
-    assert os.read(reading, 1) == demo_child.READY
+    assert os.read(reading, 1) == child.READY
     seen = b""
     while ACKED not in seen[::16]:
         seen += os.read(reading, 16)
@@ -212,7 +213,7 @@ def test_a_child_runs_nothing_from_the_working_directory(
     for name in ("json", "struct", "numpy", "qindex", "journal"):
         (planted / f"{name}.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(planted)
-    seen = demo_run.run_and_kill("../store", 0, 0.05, lambda *_counts: None)
+    seen = run_of_demo.run_and_kill("../store", 0, 0.05, lambda *_counts: None)
     assert len(seen)
     assert (tmp_path / "store").is_dir()
     assert sorted(path.suffix for path in planted.iterdir()) == [".py"] * 5

@@ -143,7 +143,7 @@ def test_inspect_names_the_file_of_which_the_system_stops_giving_bytes(
             return read(*place)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("qindex.cli.inspect_file.read_record", read_once)
+    monkeypatch.setattr("qindex.cli.inspection.command.read_record", read_once)
     result = run("inspect", path, "--json")
     assert (result.code, len(result.rows)) == (2, 1)
     (said,) = result.complaints

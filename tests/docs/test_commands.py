@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from qindex.cli.app import make_app
+from qindex.cli.app import COMMAND_GROUPS, EXAMPLES, make_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,6 +48,15 @@ def test_a_command_that_is_not_there_is_told() -> None:
     assert _unknown("rocket list store --json") == []
     assert _unknown("schedule data lists") == ["lists"]
     assert _unknown("schedule data list --json") == []
+
+
+def test_each_command_of_the_help_has_a_group_and_an_example_that_is_there() -> None:
+    grouped = [name for names in COMMAND_GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(EXAMPLES)
+    assert sorted(grouped) == sorted(get_command(make_app()).commands)  # type: ignore[attr-defined]
+    for name, example in EXAMPLES.items():
+        assert example.startswith(f"qindex {name}")
+        assert _unknown(example.removeprefix("qindex ")) == []
 
 
 def test_commands_are_shown() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +207,7 @@ def test_a_lake_that_is_not_whole(spark: SparkSession, tmp_path: Path) -> None:
         ingest(spark, wanted)
 
 
-def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, lake = tmp_path / "s", tmp_path / "lake"
     publish(store, b'{"a": 1}', b"x")
     asked = ("pipeline", "ingest", store, "--to", lake)
@@ -232,6 +233,18 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     ]
     result = run(*asked)
     assert (result.code, result.text) == (0, "ingest: stores 1, messages 0, bad 0\n")
+
+    def interrupt(seconds: float, sleep: Any = time.sleep) -> None:
+        if seconds < 1000:  # of others
+            sleep(seconds)
+        elif table(spark, lake)[-1]["data"]["a"] == 2:
+            raise KeyboardInterrupt
+        publish(store, b'{"a": 2}')
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    result = run(*asked, "--every", "2h", "--json")
+    assert [row["messages"] for row in result.rows] == [0, 1]
+    assert result.code == 130
 
 
 @pytest.mark.timeout(3600)  # by night fifty drivers, one after the other

@@ -15,7 +15,7 @@ from tests.golden import golden, rocket_copy, rocket_golden, synthetic
 from tests.tools.faults import State
 from tests.tools.stores import flip, rich_files
 
-DOCS = Path(__file__).parents[2] / "docs" / "damage.md"
+DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_verify_a_sound_store(copy_of: Callable[[State], Path]) -> None:

@@ -284,7 +284,7 @@ class Channel(virtual.Channel):
         return None if delivery is None else self._message(delivery, no_ack=no_ack)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Give a message to the consumer of its queue."""
+        """Hand a message to the consumer of its queue."""
         callback = self.callbacks.get(delivery.queue_name)
         if callback is None:
             give_back(delivery)

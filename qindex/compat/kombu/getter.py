@@ -22,7 +22,7 @@ _LOOK = 0.1
 
 
 def give_back(delivery: Delivery) -> None:
-    """Give a message back as if it had not been delivered."""
+    """Requeue a message as if it had not been delivered."""
     if not delivery.settled:
         with suppress(LeaseExpiredError, ClosedError, DisconnectedError):
             delivery.nack(delay=0, count=False)

@@ -73,7 +73,7 @@ class QoS:
             delivery.ack()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give a message back, or refuse it: it goes to the dead-letter queue of its queue."""
+        """Requeue a message, or refuse it: it goes to the dead-letter queue of its queue."""
         delivery = self._take_out(delivery_tag)
         if delivery is None:
             return
@@ -97,7 +97,7 @@ class QoS:
         return False
 
     def restore_unacked(self) -> list[Any]:
-        """Give all unsettled messages back, without counting an attempt."""
+        """Requeue all unsettled messages, without counting an attempt."""
         while self._delivered:
             with suppress(KeyError):
                 give_back(self._delivered.popitem()[1])

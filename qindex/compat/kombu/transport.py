@@ -136,7 +136,7 @@ class Transport(virtual.Transport):
         return self
 
     def close_connection(self, connection: Any) -> None:
-        """Give unsettled messages back, and end the session."""
+        """Requeue unsettled messages, and end the session."""
         engine = self.engine
         if not self.is_inherited:  # else they are the parent's, with their locks
             self._leave_loop()

@@ -77,7 +77,7 @@ _SECTION: Final = b"\x00\x53"
 
 
 def decode_section(data: bytes, pos: int) -> tuple[int, Value, int]:
-    """Read the section at ``pos``: its descriptor's code, its value, and the offset behind it.
+    """Read the section at ``pos``: its descriptor's code, its value, and the offset after it.
     O(its size). Raises :class:`TermError`."""
     if data[pos : pos + 2] != _SECTION or pos + 3 > len(data):
         raise TermError("has no AMQP 1.0 section where one should be", pos)

@@ -1,7 +1,7 @@
 """RabbitMQ's record as a :class:`qindex.format.message.Message`, and back, without loss.
 
 Plain values are what an application wants, but they do not say all that a record says: whether 5
-was a byte or a long, that a timestamp is no number, which further routing keys (CC, BCC) the
+was a byte or a long, that a timestamp is not a number, which further routing keys (CC, BCC) the
 message had. So the headers and properties of a decoded message are dictionaries that also know
 where they came from: :class:`RabbitHeaders` its typed fields, :class:`RabbitProperties` the whole
 decoded record. Give them back, in the message or to ``publish(headers=..., properties=...)``:
@@ -74,7 +74,7 @@ class RabbitProperties(dict[str, Any]):
 
 def read_rabbitmq(record: bytes | memoryview) -> tuple[RabbitMessage, int]:
     """Read a record of any release, ``{basic_message, ...}`` or ``{mc, ...}``; give the message and
-    the offset behind its term. Behind that there may be zeros: a node fills up with them where it
+    the offset after its term. After that there may be zeros: a node fills up with them where it
     had kept more room than was needed. Raises :class:`TermError`, and nothing else.
     """
     record = bytes(record)
@@ -90,7 +90,7 @@ def read_rabbitmq(record: bytes | memoryview) -> tuple[RabbitMessage, int]:
 def read_named(record: bytes, msg_id: bytes) -> RabbitMessage:
     """Read a record that the index or the store names ``msg_id``.
 
-    Raises :class:`TermError` when it is no record, or that of another message.
+    Raises :class:`TermError` when it is not a record, or that of another message.
     """
     message, end = read_rabbitmq(record)
     if end != len(record):
@@ -137,7 +137,7 @@ def message_of(message: RabbitMessage) -> Message:
 
 
 def basic_message(record: bytes | memoryview, vhost: bytes) -> bytes:
-    """Give the record that a node before 3.13 reads: of a message container what it delivers, any
+    """Return the record that a node before 3.13 reads: of a message container what it delivers, any
     other record as it is. Raises :class:`TermError`, and :class:`UsageError` for values that
     can't be written."""
     message, end = read_rabbitmq(record)
@@ -150,7 +150,7 @@ def basic_message(record: bytes | memoryview, vhost: bytes) -> bytes:
 
 
 def encode_rabbitmq(message: Message, vhost: bytes, msg_id: bytes, persistent: bool) -> bytes:
-    """Give the record that a node would have written for ``message``.
+    """Return the record that a node would have written for ``message``.
 
     ``properties`` may hold the fields of AMQP 0-9-1 (content_type, correlation_id, ...; the
     delivery_mode is made to agree with ``persistent``) and ``exchange``; or :data:`RAW`, which is
@@ -196,7 +196,7 @@ def _name(what: str, text: object) -> bytes:
 
 def _unchanged(message: Message, source: RabbitMessage) -> bool:
     """Whether headers and properties still are what ``source`` says (they can be changed in
-    place, so what was once read is no witness). The exchange stands elsewhere in a record."""
+    place, so what was once read is not a witness). The exchange is elsewhere in a record."""
     fresh = message_of(source)
     then, now = dict(fresh.properties), dict(message.properties)
     then.pop("exchange", None)
@@ -233,9 +233,9 @@ def _given_raw(values: Mapping[str, Any], headers: Mapping[str, Any]) -> bytes:
 
 
 def _fields(headers: Mapping[str, Any], known: Table) -> Table:
-    """Give headers their types: those they had where they are as they were, else the usual."""
+    """Return headers with the types they had if they are unchanged, else with the usual ones."""
     if _same(dict(headers), plain_table(known)):
-        return known  # as it was, with a name that stands in it twice
+        return known  # as it was, with a name that is in it twice
     last = dict(known)
     return tuple([(name, _field(value, last.get(name))) for name, value in headers.items()])
 

@@ -380,7 +380,7 @@ def _shortstr(value: Value) -> str | None:
 
 
 def _id(value: Value, header: str, headers: list[tuple[str, Field]]) -> str | None:
-    """A message or correlation id; one that is no short string becomes a header."""
+    """A message or correlation id; an id that is not a short string becomes a header."""
     kind = _kind(value)
     if kind is None:
         return None

@@ -76,7 +76,7 @@ class DetsTable:
 def read_table(data: bytes) -> DetsTable:
     """Read all objects of a DETS file of type ``set``. O(size of the file).
 
-    Raises :class:`TermError` where the file is no DETS file at all, which is where a node would
+    Raises :class:`TermError` where the file is not a DETS file at all, which is where a node would
     refuse it too; a bad object inside is a line in ``problems``.
     """
     slots, closed = _check_header(data)
@@ -89,7 +89,7 @@ def read_table(data: bytes) -> DetsTable:
 
 
 def _check_header(data: bytes) -> tuple[int, bool]:
-    """Give the number of slots, and whether the file was closed properly."""
+    """Return the number of slots, and whether the file was closed properly."""
     if len(data) < _OBJECTS_AT + 4:
         raise TermError(f"no DETS file: {len(data)} bytes", 0)
     _free, cookie, closed, kind, version, _m, slots, _key = _HEADER.unpack_from(data)

@@ -17,7 +17,7 @@ flags, then the properties whose flag is set, in this order::
     10 00 02                                 persistent (delivery_mode 2), and nothing else
 
 The specification lets flag 0 announce a second word of flags. Nothing ever had a use for one, and
-a RabbitMQ node ignores flags 0 and 1: it reads values right behind the first word, and refuses a
+a RabbitMQ node ignores flags 0 and 1: it reads values right after the first word, and refuses a
 message whose properties don't end with them. So do we, for a stored message has passed that.
 
 Once a broker has changed the properties (dead lettering, removal of BCC) it stores them decoded,

@@ -5,7 +5,7 @@ otherwise. All integers are big-endian::
 
     0    4  "RCQI"          4    1  version, 2
     5    8  K*C             13   8  K*C + C          21  43  zeros
-    64      C slots of 32 bytes, that of seq_id K*C + i at 64 + 32*i; the file ends behind the
+    64      C slots of 32 bytes, that of seq_id K*C + i at 64 + 32*i; the file ends after the
             highest slot written so far
 
     slot   0   1  status: 1 = an entry, 0 = never written, or acknowledged
@@ -19,7 +19,7 @@ otherwise. All integers are big-endian::
 An acknowledgement writes 32 zeros; recovery after a kill only zeroes the status of what it drops.
 There is no checksum here: a status that turned to 0 looks like an acknowledgement.
 
-The first entry of a queue whose message is in ``0.qs``, 210 bytes behind the header there::
+The first entry of a queue whose message is in ``0.qs``, 210 bytes after the header there::
 
     01 01 00 02  00 00 00 00 00 00 00 40  00 00 00 d2  00 00 00 00  00 00 00 14  00 .. 00
 
@@ -128,7 +128,7 @@ def pack_slots(
 
 def places(where: npt.NDArray[np.void]) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
     """Offset and size in ``K.qs`` that each ``where`` names (-1: an offset that can't be), and
-    whether bytes behind them are not zero. Shape ``(n,)``."""
+    whether bytes after them are not zero. Shape ``(n,)``."""
     rows = np.ascontiguousarray(where).view(np.uint8).reshape(-1, 16)
     offsets = column(rows, 0, ">u8").astype(np.uint64)
     far = offsets >= np.uint64(1 << 62)
@@ -137,7 +137,7 @@ def places(where: npt.NDArray[np.void]) -> tuple[I64, I64, npt.NDArray[np.bool_]
 
 
 def pack_places(offsets: I64, sizes: I64) -> npt.NDArray[np.uint8]:
-    """Give places in ``K.qs`` as slots have them. Shape ``(n, 16)``."""
+    """Return places in ``K.qs`` as slots have them. Shape ``(n, 16)``."""
     rows = np.zeros((len(offsets), 16), np.uint8)
     rows[:, :8] = offsets.astype(">u8").view(np.uint8).reshape(-1, 8)
     rows[:, 8:12] = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)

@@ -52,7 +52,7 @@ def checksum(record: bytes | memoryview) -> int:
 
 
 def pack_entry_head(record: bytes | memoryview) -> bytes:
-    """Give the head that stands in front of ``record``."""
+    """Return the head that is in front of ``record``."""
     return ENTRY_HEAD.pack(len(record), HAS_CHECKSUM, checksum(record), 0)
 
 

@@ -108,7 +108,7 @@ class RabbitMessage:
 def decode_message(record: bytes) -> RabbitMessage:
     """Read a message record, which must fill ``record`` (any bytes-like object) exactly.
 
-    O(length). Raises :class:`TermError` with the reason for anything that is no such record, and
+    O(length). Raises :class:`TermError` with the reason for anything that is not a such record, and
     nothing else. Properties are not looked into here, see :attr:`RabbitMessage.properties`.
     """
     record = bytes(record)
@@ -118,7 +118,7 @@ def decode_message(record: bytes) -> RabbitMessage:
 def decode_usual(record: bytes) -> RabbitMessage | None:
     """Read a record in the very form that the encoder writes, in a third of the time.
 
-    ``None`` for everything else, sound or not. Slices may reach behind the end here: then the
+    ``None`` for everything else, sound or not. Slices may reach past the end here: then the
     constant expected next is not found.
     """
     u32 = _U32.unpack_from

@@ -79,7 +79,7 @@ _TAG_OF_ERLANG: Final = {
 
 
 class PropertiesError(StoreError):
-    """Bytes or values that are no AMQP properties, or a table in them that is none."""
+    """Bytes or values that are not AMQP properties, or a table in them that is none."""
 
 
 class Field(NamedTuple):
@@ -109,7 +109,7 @@ Table: TypeAlias = tuple[tuple[str, Field], ...]
 
 
 def decode_table(raw: bytes, pos: int, end: int, depth: int = 1) -> tuple[Table, int]:
-    """Read the table at ``pos``, which may reach up to ``end``; give it and the offset behind it.
+    """Read the table at ``pos``, which may reach up to ``end``; give it and the offset after it.
 
     O(its size). Raises :class:`PropertiesError`.
     """
@@ -132,7 +132,7 @@ def decode_shortstr(raw: bytes, pos: int, end: int) -> tuple[str, int]:
 
 
 def _block(raw: bytes, pos: int, end: int) -> tuple[int, int]:
-    """Start and end of the bytes behind the 32-bit length at ``pos``."""
+    """Start and end of the bytes after the 32-bit length at ``pos``."""
     start = pos + 4
     stop = start + _U32.unpack_from(raw, pos)[0] if start <= end else end + 1
     if stop > end:

@@ -102,7 +102,7 @@ Term: TypeAlias = Any
 
 
 class TermError(StoreError):
-    """Bytes that are no term of the supported kinds, or a value that can't be written as one.
+    """Bytes that are not a term of the supported kinds, or a value that can't be written as one.
 
     ``what`` is the reason, ``offset`` the byte in the input where it shows (``None`` if there is
     no such byte).
@@ -134,7 +134,7 @@ def charlist(value: Term) -> bytes:
 
 
 def decode(data: bytes, offset: int = 0) -> tuple[Term, int]:
-    """Read the term that starts at ``offset`` (its version byte); give it and the offset behind it.
+    """Read the term that starts at ``offset`` (its version byte); give it and the offset after it.
 
     O(length of the term). Raises :class:`TermError` for anything malformed, and nothing else.
     """
@@ -207,7 +207,7 @@ def _container(data: bytes, pos: int, tag: int) -> tuple[int, int]:
 
 
 def _close(tag: int, items: list[Term], pos: int) -> Term:
-    """The value of a complete container; ``pos`` is the byte behind it."""
+    """The value of a complete container; ``pos`` is the byte after it."""
     if tag == LIST:
         tail = items.pop()
         if type(tail) is not list:
@@ -322,7 +322,7 @@ _READERS: Final[dict[int, Callable[[bytes, int], tuple[Term, int]]]] = {
 
 
 def _decompressed(data: bytes, pos: int) -> tuple[Term, int]:
-    """The term inside a compressed one; ``pos`` is behind the tag.
+    """The term inside a compressed one; ``pos`` is after the tag.
 
     The claimed size is believed only in proportion to the bytes at hand, and the output is cut
     there, so that a small input can't ask for much memory.

@@ -8,7 +8,7 @@ What a node writes there, and what a person may have put in by hand::
     'Quoted atom'.  "a string".  -1.5e3.
 
 Values are those of :mod:`qindex.format.rabbitmq.term_format` (a string is a list of integers, its
-bytes as they stand in the file). Not supported: maps, ``16#ff``, ``$c``, bit sizes in binaries; no
+bytes as they are in the file). Not supported: maps, ``16#ff``, ``$c``, bit sizes in binaries; no
 file that is read here has them.
 """
 
@@ -72,7 +72,7 @@ class _Reader:
         self.advance()
 
     def advance(self) -> None:
-        """Go to the next token that is no space or comment."""
+        """Go to the next token that is not a space or comment."""
         while True:
             self.at = self._next
             if self.at == len(self._text):

@@ -67,7 +67,7 @@ _FORMS: Final = [form for wide in (False, True) for form in _forms(wide)]
 def read_usual(data: bytes | memoryview, starts: I64, lengths: I64) -> Usual:
     """Read the records at ``starts`` with ``lengths`` bytes, which lie within ``data``. O(records).
 
-    A record that has a usual form may still be damaged behind what the form covers.
+    A record that has a usual form may still be damaged after what the form covers.
     """
     count = len(starts)
     usual = Usual(
@@ -115,7 +115,7 @@ def _walk(
 
 
 def _stands(stretch: bytes, data: bytes | memoryview, at: I64, ends: I64, behind: int) -> Bools:
-    """Tell where ``stretch`` stands, with ``behind`` bytes behind it before the end."""
+    """Tell where ``stretch`` is, with ``behind`` bytes after it before the end."""
     found = at + len(stretch) + behind <= ends
     rows = np.flatnonzero(found)
     if len(rows):

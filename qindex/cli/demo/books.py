@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, Log, body_of
+from qindex.cli.demo.log import ACKED, ACKING, DELIVERED, PUBLISHED, Log, body_of
 
 Message = tuple[int, int]
 """Publisher and number."""

@@ -1,6 +1,6 @@
 """The process that the demo kills: threads that publish, and threads that consume.
 
-``python -m qindex.cli.demo_child DIRECTORY FD NUMBER``: opens the store (which recovers it, after
+``python -m qindex.cli.demo.child DIRECTORY FD NUMBER``: opens the store (which recovers it, after
 a kill), tells its parent of each call through the descriptor FD, and goes on until it is killed,
 or its parent is gone. NUMBER: the number of the next message, so that no two runs use one.
 """
@@ -16,7 +16,7 @@ from functools import partial
 from time import sleep
 
 import qindex
-from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, body_of, key_of, note
+from qindex.cli.demo.log import ACKED, ACKING, DELIVERED, PUBLISHED, body_of, key_of, note
 
 QUEUE = "orders"
 PUBLISHERS = 2

@@ -11,8 +11,8 @@ from time import monotonic
 import numpy as np
 
 from journal.child import command
-from qindex.cli.demo_child import READY
-from qindex.cli.demo_log import ACKED, PUBLISHED, RECORD, Log
+from qindex.cli.demo.child import READY
+from qindex.cli.demo.log import ACKED, PUBLISHED, RECORD, Log
 from qindex.compare.child import ChildError, Process
 
 _TICK = 0.05
@@ -29,7 +29,7 @@ def run_and_kill(
     by the time of its death. Raises :class:`ChildError` unless it died of that signal.
     """
     data = bytearray()
-    words = command("qindex.cli.demo_child", os.path.abspath(directory), "1", str(first_number))
+    words = command("qindex.cli.demo.child", os.path.abspath(directory), "1", str(first_number))
     with Process(words) as child:
         _listen(child.output, data, seconds, tell)
         status = child.kill()

@@ -15,8 +15,8 @@ from journal.findings import Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from journal.fs.files import REAL, FileBytes, opened, read_file, read_optional
 from msgstore.scan import Record, read_record, scan_file
-from qindex.cli.inspect_small import SMALL, inspect_small
-from qindex.cli.inspect_version2 import inspect_pair
+from qindex.cli.inspection.small_files import SMALL, inspect_small
+from qindex.cli.inspection.version2 import inspect_pair
 from qindex.cli.look import JsonOption
 from qindex.cli.output import print_findings, print_json, print_line, print_note
 from qindex.format import layout
@@ -49,7 +49,7 @@ def inspect_command(
 ) -> int:
     """Print the records of one file with their offsets.
 
-    Behind them, on standard error, a line for each place that makes no sense; then it exits 1.
+    After them, on standard error, a line for each place that makes no sense; then it exits 1.
     """
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):

@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 import qindex
-from qindex.cli.demo_books import Balance, Books, Drained
-from qindex.cli.demo_child import CONSUMERS, PUBLISHERS, QUEUE
-from qindex.cli.demo_run import run_and_kill
+from qindex.cli.demo.books import Balance, Books, Drained
+from qindex.cli.demo.child import CONSUMERS, PUBLISHERS, QUEUE
+from qindex.cli.demo.run import run_and_kill
 from qindex.cli.look import JsonOption
 from qindex.cli.output import print_json
 

@@ -1,0 +1,1 @@
+"""``qindex inspect``: the records of one file."""
