@@ -239,7 +239,8 @@ def test_the_command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
             sleep(seconds)
         elif table(spark, lake)[-1]["data"]["a"] == 2:
             raise KeyboardInterrupt
-        publish(store, b'{"a": 2}')
+        else:
+            publish(store, b'{"a": 2}')
 
     monkeypatch.setattr(time, "sleep", interrupt)
     result = run(*asked, "--every", "2h", "--json")
