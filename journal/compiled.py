@@ -68,6 +68,7 @@ MODULES = (
     "rocketstore.queues.route",
     "rocketstore.state",
     "rocketstore.log.mapped_files",
+    "rocketstore.log.scan",
     "rocketstore.log.commitlog",
     "rocketstore.format.properties",
     "rocketstore.format.javahash",
@@ -91,12 +92,16 @@ SHARED = "journal._cyutility"
 _PRIMITIVES = (
     "journal.memory.words",
     "journal.memory.read_words",
+    "qindex.format.json_tables",
     "qindex.format.plain_rows",
     "qindex.format.tables",
     "qindex.server.frames",
     "rocketstore.format.words",
 )
 """Interpreted they are modules; the compiled ones have them within them."""
+
+_FOR_THE_COMPILER = ("journal.memory.json_text",)
+"""What primitives share, which the interpreter has in its library."""
 
 COMPILED, INTERPRETED = "compiled", "interpreted"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -133,8 +138,8 @@ def digest() -> str:
     from hashlib import sha256  # not for the imports of those who have built nothing
 
     found = sha256()
-    for module in (*MODULES, *_PRIMITIVES):
-        for suffix in (".py", ".pxd"):
+    for module in (*MODULES, *_PRIMITIVES, *_FOR_THE_COMPILER):
+        for suffix in (".py", ".pxd")[module in _FOR_THE_COMPILER :]:
             with open(os.path.join(_ROOT, *module.split(".")) + suffix, "rb") as file:
                 source = file.read()
             found.update(b"%s%s %d\n" % (module.encode(), suffix.encode(), len(source)) + source)

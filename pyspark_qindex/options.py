@@ -14,10 +14,11 @@ from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex import schemas
-from pyspark_qindex.schemas import Table
+from qindex.view.arrow import Table, choose_columns
+from qindex.view.message_batches import MESSAGES
 
 TABLES: Final[dict[str, Table]] = {
-    "messages": schemas.MESSAGES,
+    "messages": MESSAGES,
     "entries": schemas.ENTRIES,
     "files": schemas.FILES,
     "stored": schemas.STORED,
@@ -92,7 +93,7 @@ def read_options(
     paths = _paths(given)
     if not paths:
         raise UsageError("no path: load(path) or option path is needed")
-    columns = schemas.choose_columns(tables[include], _names(given.get("columns", "")))
+    columns = choose_columns(tables[include], _names(given.get("columns", "")))
     permissive = _one_of(given, "mode", _MODES) == "permissive"
     names = list_of(given.get("queue", given.get("topic", "")))
     return ReadOptions(

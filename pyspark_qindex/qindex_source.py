@@ -22,7 +22,8 @@ from journal.errors import UsageError
 from pyspark_qindex.options import TABLES, ReadOptions, read_options, with_schema
 from pyspark_qindex.planning import plan_queues, plan_stores
 from pyspark_qindex.reading.read_parts import Parts, PartsReader, read_part
-from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.schemas import spark_schema
+from qindex.view.arrow import Table
 
 _LOG = logging.getLogger("pyspark_qindex")
 

@@ -1,10 +1,11 @@
 """The columns of every table that the data sources give, in one place.
 
 A table is a list of columns; from it follow the Spark schema (:func:`spark_schema`) and the Arrow
-schema (:func:`arrow_schema`), which Spark asks to be exactly the same. All columns are nullable: a
-row that tells of damage has ``error`` and what is known of the place, and nothing else. A read that
-fails at damage gives no such row: what every message has is not nullable then
-(:func:`without_damage`), and Spark, which looks at each value otherwise, is a quarter quicker.
+schema (:func:`qindex.view.arrow.arrow_schema`), which Spark asks to be exactly the same. That of
+messages is :data:`qindex.view.message_batches.MESSAGES`. All columns are nullable: a row that tells
+of damage has ``error`` and what is known of the place, and nothing else. A read that fails at
+damage gives no such row: what every message has is not nullable then (:func:`without_damage`), and
+Spark, which looks at each value otherwise, is a quarter quicker.
 
 Times are as on disk, whole numbers since 1970: ``expiry`` in microseconds, ``timestamp`` in
 nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` are JSON as
@@ -13,33 +14,18 @@ nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
-from qindex.transfer.parquet import ARROW, COLUMNS
+from qindex.view.arrow import NOT_NULL, Table, choose_columns
 
-_KEPT = 8
-"""Arrow schemas that are kept: every batch asks for one."""
-
-Table = dict[str, str]
-"""Column names, in order, with their types in the words of Spark SQL: ``bigint``, or ``bigint not
-null``."""
-
-_NOT_NULL: Final = " not null"
 _EVERY_ENTRY: Final = ("store", "queue", "seq_id", "msg_id", "persistent", "size")
 _FILLED: Final = {
     "messages": frozenset((*_EVERY_ENTRY, "redelivered")),
     "entries": frozenset((*_EVERY_ENTRY, "state", "stored", "record_size", "file", "offset")),
 }
-
-MESSAGES: Final[Table] = COLUMNS
-"""Messages that would be delivered, with the columns of :data:`qindex.transfer.parquet.COLUMNS`: an
-export has the same."""
 
 ENTRIES: Final[Table] = {
     "store": "string",
@@ -139,21 +125,6 @@ INDEX: Final[Table] = {
 slot before this one."""
 
 
-def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
-    """Give the part of a table with the ``wanted`` columns, in their order (all for none).
-
-    Raises :class:`UsageError` for a name that it has not, or twice.
-    """
-    if not wanted:
-        return table
-    for name in wanted:
-        if name not in table:
-            raise UsageError(f"no column {name!r}; there are {', '.join(table)}")
-    if len(set(wanted)) != len(wanted):
-        raise UsageError(f"a column is named twice: {', '.join(wanted)}")
-    return {name: table[name] for name in wanted}
-
-
 def columns_of(schema: StructType, table: Table) -> Table:
     """Give the part of a table that a schema asks for: names, types, and which are not null.
 
@@ -163,7 +134,7 @@ def columns_of(schema: StructType, table: Table) -> Table:
     choose_columns(table, schema.names)
     asked = table_of(schema)
     for name, kind in asked.items():
-        bare, bare_asked = table[name].removesuffix(_NOT_NULL), kind.removesuffix(_NOT_NULL)
+        bare, bare_asked = table[name].removesuffix(NOT_NULL), kind.removesuffix(NOT_NULL)
         if bare_asked != bare:
             raise UsageError(f"column {name!r} is {bare}, not {bare_asked}")
         if kind != bare and table[name] == bare:
@@ -175,22 +146,7 @@ def without_damage(include: str, table: Table) -> Table:
     """Give the columns of a table, of which ``include`` is the name, as they are where no row tells
     of damage."""
     filled = _FILLED.get(include, frozenset())
-    return {name: kind + _NOT_NULL * (name in filled) for name, kind in table.items()}
-
-
-def arrow_schema(table: Table) -> pa.Schema:
-    """Give the Arrow schema of a table."""
-    return _arrow_schema(tuple(table.items()))
-
-
-@lru_cache(maxsize=_KEPT)
-def _arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
-    return pa.schema(
-        [
-            pa.field(name, ARROW[kind.removesuffix(_NOT_NULL)], not kind.endswith(_NOT_NULL))
-            for name, kind in columns
-        ]
-    )
+    return {name: kind + NOT_NULL * (name in filled) for name, kind in table.items()}
 
 
 def spark_schema(table: Table) -> str:
@@ -201,6 +157,6 @@ def spark_schema(table: Table) -> str:
 def table_of(schema: StructType) -> Table:
     """Give the table that has a Spark schema."""
     return {
-        field.name: field.dataType.simpleString() + ("" if field.nullable else _NOT_NULL)
+        field.name: field.dataType.simpleString() + ("" if field.nullable else NOT_NULL)
         for field in schema.fields
     }

@@ -21,12 +21,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from journal.errors import StoreError
-from pyspark_qindex.batches import plain_text
 from pyspark_qindex.offsets import Places, check_start, flatten, next_places, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, queue_parts, split
 from pyspark_qindex.reading.read_parts import Parts, PartsReader, read_part
 from pyspark_qindex.stores import find_stores, is_queue_store, need_store
+from qindex.view.arrow import plain_text
 
 _TASK_BYTES = 16 << 20
 _LIKE_OURS = re.compile(r" \((priority \d+|plain)\)$")

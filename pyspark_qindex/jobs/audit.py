@@ -33,11 +33,12 @@ from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.rocket_planning import look_at
-from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.schemas import spark_schema
 from pyspark_qindex.stores import Store
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.tools.verify import Verification
+from qindex.view.arrow import Table
 from qindex.view.reader import StoreReader
 from rocketstore.layout import Paths
 from rocketstore.verify import check_store

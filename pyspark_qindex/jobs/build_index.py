@@ -21,8 +21,9 @@ from journal.fs.files import REAL
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
 from pyspark_qindex.jobs.tasks import Row, run_tasks
-from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.schemas import spark_schema
 from pyspark_qindex.stores import StoreNotHereError, local_store
+from qindex.view.arrow import Table
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
 from rocketstore.repair.derived_files import RebuildResult, rebuild, rebuild_in_place

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from journal.findings import Cause, Finding, Kind
 from pyspark_qindex.jobs.tasks import Row
-from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import Store
+from qindex.view.arrow import Table
 
 FINDINGS: Final[Table] = {
     "store": "string",

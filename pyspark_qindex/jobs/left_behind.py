@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_qindex.jobs.fleet import FleetStore
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
 from pyspark_qindex.jobs.transfer import queues_kept
-from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import Store
+from qindex.view.arrow import Table
 from rocketstore.layout import Paths
 from rocketstore.queues.offsets import ConsumerOffsets
 

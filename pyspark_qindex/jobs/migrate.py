@@ -42,9 +42,10 @@ from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
 from pyspark_qindex.jobs.refill import QueueFill, RocketFill, stores_of
 from pyspark_qindex.jobs.tasks import Row, map_rows
 from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of
-from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.schemas import spark_schema
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
+from qindex.view.arrow import Table
 from rocketstore.format.commitlog_format import COMMIT, TRANSACTION_MASK
 from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.format.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties

@@ -20,7 +20,8 @@ from pyspark.sql import functions as f
 from pyspark_qindex.frames import read
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.jobs.left_behind import committed_offsets
-from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.schemas import spark_schema
+from qindex.view.arrow import Table
 
 _MESSAGE_COLUMNS: Final = ("store", "queue", "seq_id", "size", "timestamp", "redelivered", "key",
                            "error")  # fmt: skip

@@ -13,7 +13,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pyspark_qindex.schemas import Table, arrow_schema, spark_schema
+from pyspark_qindex.schemas import spark_schema
+from qindex.view.arrow import Table, arrow_schema
 
 Item = TypeVar("Item")
 Row = tuple[Any, ...]

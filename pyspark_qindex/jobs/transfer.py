@@ -28,20 +28,20 @@ from pyspark.sql import functions as f
 from journal.arguments import listed
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.fs.files import read_optional
-from pyspark_qindex.batches import plain_text
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
 from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, stores_of
 from pyspark_qindex.jobs.tasks import Row, map_rows
-from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.schemas import spark_schema
 from qindex.format import layout
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.format.priorities import SHIFT
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import unpack_counts
+from qindex.view.arrow import Table, plain_text
 from qindex.view.reader import StoreReader
 
 _TABLES: Final = ("messages", "queues", "records")

@@ -9,7 +9,13 @@ import pyarrow as pa
 
 from journal.errors import StoreError
 from journal.findings import Finding
-from pyspark_qindex.batches import (
+from pyspark_qindex.batches import tell
+from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.planning import QueuePart
+from pyspark_qindex.stores import StoreNotHereError
+from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
+from qindex.recovery.columns import Entries
+from qindex.view.arrow import (
     batch_of,
     choices,
     constant,
@@ -17,13 +23,7 @@ from pyspark_qindex.batches import (
     flags,
     numbers,
     plain_text,
-    tell,
 )
-from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import QueuePart
-from pyspark_qindex.stores import StoreNotHereError
-from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
-from qindex.recovery.columns import Entries
 from qindex.view.queue_view import QueueView
 
 _STATES = ("", "published", "delivered", "acked")

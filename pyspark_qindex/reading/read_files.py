@@ -13,7 +13,7 @@ from journal.errors import StoreError
 from journal.findings import Finding
 from journal.fs.files import FileSystem
 from msgstore.scan import FileScan, scan_file
-from pyspark_qindex.batches import batch_of, constant, fixed_binaries, plain_text, tell
+from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import StorePart, message_files
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
@@ -25,6 +25,7 @@ from qindex.index.messages import check_record
 from qindex.index.pair_scan import Depth, PinnedPair, read_pair
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.recovery.columns import Entries
+from qindex.view.arrow import batch_of, constant, fixed_binaries, plain_text
 from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader

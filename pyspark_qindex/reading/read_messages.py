@@ -1,53 +1,18 @@
-"""Messages as Arrow batches.
-
-qindex's embedded messages go straight from the bytes of the file into Arrow
-(:mod:`pyspark_qindex.reading.plain_rows`, :mod:`pyspark_qindex.reading.table_rows`). The others
-(from the message store, RabbitMQ's) are decoded one by one, as ``qindex cat`` does. Where all
-columns that are asked for are in the index, no message is decoded, and the message store is not
-opened.
-"""
+"""Messages as Arrow batches (:mod:`qindex.view.message_batches`), part by part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from journal.format import PAYLOAD_SIZE
-from journal.memory.arrays import I64
-from pyspark_qindex.batches import (
-    Maker,
-    ReadFailedError,
-    batch_of,
-    choices,
-    constant,
-    fixed_binaries,
-    numbers,
-    plain_json,
-    plain_text,
-    slices,
-)
+from pyspark_qindex.batches import ReadFailedError
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import QueuePart
-from pyspark_qindex.reading.plain_rows import PlainRows, find_plain
 from pyspark_qindex.reading.read_entries import read_queue, seq_bounds
-from pyspark_qindex.reading.table_rows import json_tables
-from qindex.format.envelope import make_envelope
-from qindex.format.message import Message
-from qindex.format.resynchronise import Data
-from qindex.recovery.columns import Columns, Source, take_rows
+from qindex.view.message_batches import MessageBatches
 from qindex.view.queue_view import QueueView, Row
-
-_ROWS_AT_ONCE = 16384
-_BYTES_AT_ONCE = 8 << 20
-_TABLES = frozenset({"headers", "properties"})
-_IN_RECORDS = _TABLES | {"timestamp", "key", "body", "envelope", "error"}
-"""The columns for which the records of messages must be read; the index has the others."""
 
 
 def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -58,222 +23,21 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
     """
     on_rows: set[tuple[str, int]] = set()
 
-    def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
-        columns = view.columns(number)
-        if columns is not None:
-            yield from _Segment(part, options, view, columns, on_rows).batches()
-
-    return read_queue(part, options, segment, on_rows)
-
-
-@dataclass(slots=True)
-class _Segment:
-    """The messages of one segment. ``on_rows``: where damage is that a row tells of."""
-
-    part: QueuePart
-    options: ReadOptions
-    view: QueueView
-    columns: Columns
-    on_rows: set[tuple[str, int]]
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Give them in order, some at a time."""
-        low, high = seq_bounds(self.part, self.options)
-        seqs = self.columns.seqs
-        wanted = np.flatnonzero((seqs >= low) & (seqs < high))
-        filled = np.arange(len(wanted)) // _ROWS_AT_ONCE
-        if not self._by_index:
-            filled += np.cumsum(self.columns.sizes[wanted]) // _BYTES_AT_ONCE
-        for chosen in np.split(wanted, np.flatnonzero(np.diff(filled)) + 1):
-            batch = self._batch(chosen)
-            if batch is not None and batch.num_rows:
-                yield batch
-
-    @property
-    def _by_index(self) -> bool:
-        """Whether the index has all that is asked for."""
-        return self.options.key is None and not _IN_RECORDS & self.options.columns.keys()
-
-    def _batch(self, chosen: I64) -> pa.RecordBatch | None:
-        pieces: list[tuple[I64, pa.RecordBatch]] = []
-        slow = [chosen[:0]]
-        for which, source in enumerate(self.columns.sources):
-            mine = chosen[self.columns.source_of[chosen] == which]
-            if not len(mine):
-                continue
-            if self._by_index and source.heads is None:  # ids of version 2 are in its records
-                batch = batch_of(self.options.columns, len(mine), self._in_index(source, mine))
-                pieces.append((self.columns.seqs[mine], batch))
-                continue
-            quick, rest = self._quick(source, mine)
-            slow.append(rest)
-            if quick is not None:
-                pieces.append(quick)
-        rest = np.sort(np.concatenate(slow))
-        if len(rest):
-            pieces.append(self._slow(rest))
-        if len(pieces) < 2:
-            return pieces[0][1] if pieces else None
-        order = np.argsort(np.concatenate([seqs for seqs, _ in pieces]), kind="stable")
-        table = pa.Table.from_batches([batch for _, batch in pieces]).take(pa.array(order))
-        batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
-        return batches[0] if batches else None
-
-    def _quick(self, source: Source, mine: I64) -> tuple[tuple[I64, pa.RecordBatch] | None, I64]:
-        """Give a batch of those that need no decoding, with their seq_ids, and the others."""
-        columns, data = self.columns, source.data
-        payloads = source.offsets[columns.row_of[mine]] + source.head_size
-        heads = source.heads_of(columns.row_of[mine])
-        starts = payloads + PAYLOAD_SIZE
-        lengths, sizes = (heads[name].astype(np.int64) for name in ("embedded", "size"))
-        found = find_plain(data, starts, lengths, sizes)
-        tables: list[pa.Array] = []
-        if found.has_tables.any() and _TABLES & self.options.columns.keys():
-            packed = _slices(data, found.key_ends, found.table_ends)
-            *tables, sound = json_tables(packed)
-            if not sound.all():
-                found = take_rows(found, sound)
-                tables = [column.filter(pa.array(sound)) for column in tables]
-        if not len(found.rows):
-            return None, mine
-        others = np.delete(mine, found.rows)
-        mine, starts = mine[found.rows], starts[found.rows]
-        keys = None
-        if self.options.key is not None or "key" in self.options.columns:
-            try:
-                keys = _keys(data, found)
-            except pa.ArrowInvalid:
-                # A key that is no UTF-8.
-                return None, np.sort(np.concatenate((mine, others)))
-        seqs = columns.seqs[mine]
-        batch = self._plain_batch(source, mine, starts, found, keys, tables)
-        if self.options.key is not None:
-            wanted = pc.fill_null(pc.equal(keys, self.options.key), False)
-            batch = batch.filter(wanted)
-            seqs = seqs[np.asarray(wanted)]
-        return (seqs, batch), others
-
-    def _plain_batch(
-        self,
-        source: Source,
-        mine: I64,
-        starts: I64,
-        found: PlainRows,
-        keys: pa.Array | None,
-        tables: list[pa.Array],
-    ) -> pa.RecordBatch:
-        data, count = source.data, len(mine)
-        return batch_of(
-            self.options.columns,
-            count,
-            {
-                **self._in_index(source, mine),
-                "timestamp": lambda: numbers(found.stamps, absent=0),
-                "key": lambda: keys,
-                "headers": lambda: tables[0] if tables else constant("{}", count),
-                "properties": lambda: tables[1] if tables else constant("{}", count),
-                "body": lambda: _slices(data, found.body_starts, found.body_ends),
-                "envelope": lambda: _slices(data, starts, found.body_starts),
-            },
-        )
-
-    def _in_index(self, source: Source, mine: I64) -> dict[str, Maker]:
-        columns = self.columns
-        return {
-            **self._common(len(mine)),
-            "seq_id": lambda: numbers(columns.seqs[mine]),
-            "msg_id": lambda: fixed_binaries(columns.ids[mine]),
-            "persistent": lambda: pa.array(columns.persistent[mine]),
-            "redelivered": lambda: pa.array(columns.redelivered[mine]),
-            "expiry": lambda: numbers(columns.expiry[mine].astype(np.int64), absent=0),
-            "size": lambda: numbers(columns.sizes[mine]),
-            "location": lambda: choices(
-                columns.stored[mine].astype(np.uint8), (source.location, "store")
-            ),
-        }
-
-    def _slow(self, mine: I64) -> tuple[I64, pa.RecordBatch]:
-        """Decode one by one. Messages that were acknowledged meanwhile are left out."""
-        rows = [
-            row
-            for row in self.view.rows_of(self.columns, mine)
-            if self.options.key is None or row.key == self.options.key
-        ]
-        errors = [self._error(row) for row in rows]
-        seqs = np.array([row.seq_id for row in rows], np.int64)
-        return seqs, batch_of(
-            self.options.columns,
-            len(rows),
-            {
-                **self._common(len(rows)),
-                "seq_id": lambda: numbers(seqs),
-                "msg_id": lambda: pa.array([row.msg_id for row in rows], pa.binary()),
-                "persistent": lambda: pa.array([row.persistent for row in rows], pa.bool_()),
-                "redelivered": lambda: pa.array([row.redelivered for row in rows], pa.bool_()),
-                "expiry": lambda: pa.array([row.expiry or None for row in rows], pa.int64()),
-                "timestamp": lambda: pa.array([row.timestamp or None for row in rows], pa.int64()),
-                "key": lambda: pa.array([plain_text(row.key) for row in rows], pa.string()),
-                "headers": lambda: _json_column(rows, [row.headers for row in rows]),
-                "properties": lambda: _json_column(rows, [row.properties for row in rows]),
-                "size": lambda: pa.array([row.size for row in rows], pa.int64()),
-                "body": lambda: pa.array([row.body for row in rows], pa.binary()),
-                "location": lambda: pa.array([row.location for row in rows], pa.string()),
-                "envelope": lambda: pa.array([_envelope(row) for row in rows], pa.binary()),
-                "error": lambda: pa.array(errors, pa.string()),
-            },
-        )
-
-    def _common(self, count: int) -> dict[str, Maker]:
-        part = self.part
-        return {
-            "store": lambda: constant(part.store.url, count),
-            "queue": lambda: constant(plain_text(part.queue), count),
-            "priority": lambda: constant(part.priority, count, pa.int32()),
-        }
-
-    def _error(self, row: Row) -> str | None:
+    def explain(row: Row, path: str, offset: int) -> str:
         """Say what is wrong with a message, and where its index entry stands."""
-        if row.error is None:
-            return None
-        columns = self.columns
-        at = int(np.searchsorted(columns.seqs, row.seq_id))
-        source = columns.sources[columns.source_of[at]]
-        offset = int(source.offsets[columns.row_of[at]])
-        self.on_rows.add((source.path, offset))
-        where = self.part.store.shown(source.path)
+        on_rows.add((path, offset))
+        where = part.store.shown(path)
         text = one_line(f"{where}: at offset {offset}: seq_id {row.seq_id}: {row.error}")
-        if not self.options.permissive:
+        if not options.permissive:
             raise ReadFailedError(text)
         return text
 
+    def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
+        columns = view.columns(number)
+        if columns is not None:
+            batches = MessageBatches(
+                view, options.columns, part.store.url, part.queue, options.key, explain=explain
+            )
+            yield from batches.of(columns, *seq_bounds(part, options))
 
-def _keys(data: Data, found: PlainRows) -> pa.Array:
-    """Give the keys as text. Raises :class:`pa.ArrowInvalid` for bytes that are none."""
-    if not found.has_key.any():
-        return pa.nulls(len(found.rows), pa.string())
-    keys = _slices(data, found.key_starts, found.key_ends).cast(pa.string())
-    return pc.if_else(pa.array(found.has_key), keys, None)
-
-
-def _slices(data: Data, starts: I64, ends: I64) -> pa.Array:
-    """:func:`slices`, in the order of ``starts``, whatever that is."""
-    if len(starts) < 2 or (np.diff(starts) > 0).all():
-        return slices(data, starts, ends)
-    order = np.argsort(starts, kind="stable")
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return slices(data, starts[order], ends[order]).take(pa.array(back))
-
-
-def _json_column(rows: Sequence[Row], values: Sequence[Mapping[str, Any]]) -> pa.Array:
-    texts = [
-        None if row.body is None else plain_json(value)
-        for row, value in zip(rows, values, strict=True)
-    ]
-    return pa.array(texts, pa.string())
-
-
-def _envelope(row: Row) -> bytes | None:
-    if row.body is None:
-        return None
-    return make_envelope(Message(row.body, row.key, row.headers, row.properties, row.timestamp))
+    return read_queue(part, options, segment, on_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import sleep
 from typing import Any
@@ -16,15 +16,7 @@ import pyarrow.compute as pc
 from journal.errors import StorageError, StoreError
 from journal.fs.files import read_file
 from journal.memory.arrays import I64, Bools
-from pyspark_qindex.batches import (
-    Maker,
-    batch_of,
-    constant,
-    numbers,
-    plain_json,
-    slices,
-    tell,
-)
+from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore
 from pyspark_qindex.rocket_planning import (
@@ -35,9 +27,11 @@ from pyspark_qindex.rocket_planning import (
     is_in_use,
     open_log,
 )
+from qindex.format.json_value import plain_json
+from qindex.view.arrow import Maker, batch_of, constant, numbers, slices, texts_of
 from rocketstore.format.commitlog_format import BLANK_MAGIC, START, format_host
 from rocketstore.format.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
-from rocketstore.format.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
+from rocketstore.format.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, property_columns
 from rocketstore.index.index_file import IndexFile
 from rocketstore.layout import Paths
 from rocketstore.log.commitlog import CommitLog
@@ -151,20 +145,51 @@ class _Columns:
             return None
         wanted = np.ones(len(records), np.bool_)
         if options.names:
-            names = {name.encode() for name in options.names}
-            wanted &= np.array([topic in names for topic in records.topics], np.bool_)
+            names = pa.array([name.encode() for name in options.names], pa.binary())
+            wanted &= np.asarray(pc.is_in(self._topics, names))
         if options.queue_id is not None:
             wanted &= records.queue_ids == options.queue_id
         if options.key is not None:
-            wanted &= np.array(
-                [_has_key(found, options.key) for found in self.properties], np.bool_
-            )
+            both = (self._properties[name].to_pylist() for name in (KEYS, UNIQ_KEY))
+            found = [_has_key(options.key, *each) for each in zip(*both, strict=True)]
+            wanted &= np.array(found, np.bool_)
         return wanted
 
     @functools.cached_property
-    def properties(self) -> list[dict[str, str]]:
-        """The properties of each record."""
-        return [decode_properties(raw) for raw in self.records.properties]
+    def _topics(self) -> pa.Array:
+        records = self.records
+        return slices(records.data, records.topic_at, records.properties_at - 2)
+
+    @functools.cached_property
+    def _properties(self) -> dict[str, pa.Array]:
+        """The properties as JSON, under ``""``, and the values of those that are indexed."""
+        records = self.records
+        starts, ends = records.properties_at, records.properties_at + records.property_lengths
+        texts, bounds, places, told = property_columns(records.data, starts, ends)
+        spans = np.array(places, np.int64).reshape(-1, 6)
+        columns = {"": texts_of(texts, bounds)}
+        for name, first in ((KEYS, 0), (UNIQ_KEY, 2), (TAGS, 4)):
+            start, end = spans[:, first], spans[:, first + 1]
+            found = slices(records.data, start, end).cast(pa.string())
+            columns[name] = found if (start < end).all() else pc.if_else(start < end, found, None)
+        if 0 not in told:
+            return columns
+        rest = np.frombuffer(told, np.bool_)
+        rare = np.flatnonzero(~rest).tolist()
+        decoded = [
+            decode_properties(records.data[start:end])
+            for start, end in zip(starts[rare].tolist(), ends[rare].tolist(), strict=True)
+        ]
+        return {
+            name: pc.replace_with_mask(
+                column,
+                pa.array(~rest),
+                pa.array(
+                    [one.get(name) if name else plain_json(one) for one in decoded], pa.string()
+                ),
+            )
+            for name, column in columns.items()
+        }
 
     def _makers(self) -> dict[str, Maker]:
         records, count = self.records, len(self.records)
@@ -178,40 +203,38 @@ class _Columns:
         def ids(values: I64) -> pa.Array:
             return pa.array(values.astype(np.int32))
 
-        def named(name: str) -> pa.Array:
-            return pa.array([found.get(name) for found in self.properties], pa.string())
+        def hosts_at(starts: I64, lengths: I64) -> pa.Array:
+            found = slices(records.data, starts, starts + lengths)
+            return _distinct(found, format_host)
 
         return {
             "store": lambda: constant(self.part.store.url, count),
             "offset": lambda: numbers(records.positions + self.part.start),
             "record_size": lambda: numbers(records.sizes),
-            "topic": lambda: _topics(records.topics),
+            "topic": lambda: _distinct(self._topics, _topic),
             "queue_id": lambda: ids(records.queue_ids),
             "queue_offset": lambda: numbers(records.queue_offsets),
-            "tags": lambda: named(TAGS),
-            "keys": lambda: named(KEYS),
-            "unique_key": lambda: named(UNIQ_KEY),
+            "tags": lambda: self._properties[TAGS],
+            "keys": lambda: self._properties[KEYS],
+            "unique_key": lambda: self._properties[UNIQ_KEY],
             "flag": lambda: integer(at + 16, ">i4", pa.int32()),
             "sys_flag": lambda: ids(records.sys_flags),
             "born_timestamp": lambda: integer(at + 40, ">i8", pa.int64()),
-            "born_host": lambda: self._hosts(at + 48, 8 + hosts),
+            "born_host": lambda: hosts_at(at + 48, 8 + hosts),
             "store_timestamp": lambda: numbers(records.store_times),
-            "store_host": lambda: self._hosts(at + 64 + hosts, 8 + both - hosts),
+            "store_host": lambda: hosts_at(at + 64 + hosts, 8 + both - hosts),
             "reconsume_times": lambda: integer(at + 72 + both, ">i4", pa.int32()),
             "prepared_transaction_offset": lambda: integer(at + 76 + both, ">i8", pa.int64()),
             "body_crc": lambda: integer(at + 8, ">i4", pa.int64()),
-            "properties": lambda: pa.array(
-                [plain_json(found) for found in self.properties], pa.string()
+            "properties": lambda: self._properties[""],
+            "properties_raw": lambda: slices(
+                records.data,
+                records.properties_at,
+                records.properties_at + records.property_lengths,
             ),
-            "properties_raw": lambda: pa.array(records.properties, pa.binary()),
             "body": lambda: self._bodies(at + 84 + both),
             "error": self._errors,
         }
-
-    def _hosts(self, starts: I64, lengths: I64) -> pa.Array:
-        found = slices(self.records.data, starts, starts + lengths).dictionary_encode()
-        names = [format_host(raw) for raw in found.dictionary.to_pylist()]
-        return pa.array(names, pa.string()).take(found.indices)
 
     def _bodies(self, length_at: I64) -> pa.Array:
         data = self.records.data
@@ -232,8 +255,8 @@ class _Columns:
         )
 
 
-def _has_key(found: dict[str, str], key: str) -> bool:
-    return found.get(UNIQ_KEY) == key or key in found.get(KEYS, "").split(" ")
+def _has_key(key: str, keys: str | None, unique_key: str | None) -> bool:
+    return unique_key == key or key in (keys or "").split(" ")
 
 
 def _gather(buffer: bytes, at: I64, kind: str) -> I64:
@@ -243,9 +266,14 @@ def _gather(buffer: bytes, at: I64, kind: str) -> I64:
     return values
 
 
-def _topics(topics: list[bytes]) -> pa.Array:
-    found = pa.array(topics, pa.binary()).dictionary_encode()
-    names = [raw.decode(errors="replace") for raw in found.dictionary.to_pylist()]
+def _topic(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _distinct(values: pa.Array, decode: Callable[[bytes], str]) -> pa.Array:
+    """Decode each value once."""
+    found = values.dictionary_encode()
+    names = [decode(raw) for raw in found.dictionary.to_pylist()]
     return pa.array(names, pa.string()).take(found.indices)
 
 

@@ -18,10 +18,10 @@ from pyspark.sql.types import StructType
 
 from journal.errors import StorageError, UsageError, storage_errors
 from journal.fs.files import REAL, FileSystem, ReadBuffer, make_dirs, write_all
-from pyspark_qindex.schemas import MESSAGES
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.transfer.moved import from_plain
+from qindex.view.message_batches import MESSAGES
 
 _TAKEN: Final = {
     "body": ("binary", "string"),

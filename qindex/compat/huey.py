@@ -70,7 +70,7 @@ class _Store:
             name, max_priority=LEVELS, delivery_limit=limit, dead_letter=f"{name}.failed"
         )
         self.locks: qindex.SharedQueue = engine.queue(f"{name}.locks")
-        self.values = Values(engine, name, expires)
+        self.values = Values(engine, f"{name}.values", expires)
         self.counters = Values(engine, f"{name}.counters", expires)
 
 
@@ -195,9 +195,16 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
                 tx.ack(intent.instead_of)
         intent.done = True
 
-    def take(self) -> Delivery | None:
-        """Take a task. It is redelivered unless it is acknowledged."""
-        return self.tasks.get(self._read_timeout)
+    def take(self, done: Delivery | None = None) -> Delivery | None:
+        """Take a task, which is redelivered unless it is acknowledged. ``done``: the one before,
+        which is acknowledged first, in the same request."""
+        try:
+            return self.tasks.get(self._read_timeout, ack=done)
+        except (qindex.LeaseExpiredError, qindex.DisconnectedError) as error:
+            if done is None:
+                raise
+            _log_lost(error)
+            return None
 
     def dequeue(self) -> bytes | None:
         """Take a task and acknowledge it, or return None where there is none."""
@@ -361,13 +368,27 @@ class QindexHuey(Huey):  # type: ignore[misc]
         self, name: str = "huey", directory: str | os.PathLike[str] = "huey-data", **options: Any
     ) -> None:
         self._interrupted = threading.local()
+        self._worker = threading.local()
         super().__init__(name, directory=directory, **options)
         self.signal(SIGNAL_INTERRUPTED)(self._note_interrupted)
+        self.on_startup("qindex")(self._begin_worker)
+        self.on_shutdown("qindex")(self._end_worker)
 
     def _note_interrupted(self, _signal: str, task: Task, *_more: Any) -> None:
         # In the thread of the task: it did not finish. At the end of a consumer the main thread
         # tells of tasks that may still finish.
         self._interrupted.task = task
+
+    # A worker asks for its next task as soon as one is done, so that one request acknowledges the
+    # one and takes the other. In its thread, ``done`` is the delivery of the first.
+
+    def _begin_worker(self) -> None:
+        self._worker.done = None
+
+    def _end_worker(self) -> None:
+        done: Delivery | None = self._worker.__dict__.pop("done", None)
+        if done is not None:
+            _settle(done, done.ack)
 
     def _is_durable(self) -> bool:
         """Return whether tasks go to a store: in immediate mode they don't."""
@@ -377,7 +398,11 @@ class QindexHuey(Huey):  # type: ignore[misc]
         """Take a task, which is the caller's until :meth:`execute` has returned."""
         if not self._is_durable():
             return super().dequeue()
-        delivery = self.storage.take()
+        worker = self._worker.__dict__
+        done = worker.get("done")
+        if done is not None:
+            worker["done"] = None
+        delivery = self.storage.take(done)
         if delivery is None:
             return None
         try:
@@ -407,6 +432,8 @@ class QindexHuey(Huey):  # type: ignore[misc]
         if self._interrupted.task is task:
             self._interrupted.task = None
             _settle(delivery, partial(delivery.nack, delay=0, count=False))
+        elif "done" in self._worker.__dict__ and not delivery.settled:
+            self._worker.done = delivery
         else:
             _settle(delivery, delivery.ack)
         return value
@@ -470,7 +497,11 @@ def _settle(delivery: Delivery, settle: Callable[[], object]) -> None:
     try:
         settle()
     except (qindex.LeaseExpiredError, qindex.DisconnectedError) as error:
-        _log.warning("a task will run again: %s", error)
+        _log_lost(error)
+
+
+def _log_lost(error: Exception) -> None:
+    _log.warning("a task will run again: %s", error)
 
 
 def _text(key: str | bytes) -> str:

@@ -18,6 +18,7 @@ is an object of one key that starts with ``$``:
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Mapping
 from decimal import Decimal
@@ -27,6 +28,12 @@ import msgpack
 
 _MOST_LEVELS = 100
 """Levels that are shown: readers of JSON recurse, and so does this."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def plain_json(value: Mapping[str, Any]) -> str:
+    """Return headers or properties as JSON, as ``qindex cat --json`` prints them."""
+    return _ENCODER.encode(plain_value(value)) if value else "{}"
 
 
 def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:

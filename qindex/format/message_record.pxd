@@ -2,7 +2,7 @@
 cimport cython
 
 from journal.memory cimport words
-from qindex.format cimport tables
+from qindex.format cimport json_tables, tables
 
 cdef tuple _SHORT_BODY_HEADS
 

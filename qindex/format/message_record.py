@@ -44,7 +44,7 @@ from journal.memory import words
 from journal.memory.arrays import I64, U8, U64, Bools
 from journal.memory.rows import rows_at
 from journal.packed import unpack
-from qindex.format import tables
+from qindex.format import json_tables, tables
 from qindex.format.message import Message, make_message
 
 MAGIC = b"\x97\x01\xcf"
@@ -157,6 +157,11 @@ def _pack_table(table: Mapping[str, Any]) -> bytes:
     # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
     msgpack.unpackb(b"\x91" + packed, strict_map_key=False)
     return packed
+
+
+def tables_as_json(data: ReadBuffer, starts: I64, ends: I64) -> json_tables.JsonTables:
+    """See :func:`qindex.format.json_tables.json_tables`."""
+    return json_tables.json_tables(data, starts, ends)
 
 
 def seal_embedded(publish_record: bytes) -> bytes:

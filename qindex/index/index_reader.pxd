@@ -17,3 +17,4 @@ cdef class IndexReader:
     cdef public object damaged, directory, findings, fs, lost_entries, segments
 
     cpdef Segment segment_of(self, Py_ssize_t seq_id)
+    cpdef tuple read_new(self, Py_ssize_t seq)

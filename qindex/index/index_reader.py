@@ -246,24 +246,32 @@ class IndexReader:
             return None
         if self.journal.at_rest:
             return None  # a publish that failed has taken the tail
-        states, positions, data = segment.states, self.positions, self.journal.map
+        states = segment.states
         bodies: list[bytes] = []
         extras: list[int | Entry] = []
         for seq in range(start, end):
-            offset = positions[seq - first]
-            if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
+            if states[seq - base] not in _READY:
                 return None
-            found = read_plain(data, offset + _JOURNAL_HEAD, seq, False, self.middle)
-            if found is not None:
-                bodies.append(found[0])
-                extras.append(found[1])
-                continue
-            entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
-            if entry.damage or entry.corrected:
+            found = self.read_new(seq)
+            if found is None:
                 return None
-            bodies.append(b"" if entry.message is None else entry.message.body)
-            extras.append(entry)
+            bodies.append(found[0])
+            extras.append(found[1])
         return Window.few(segment, range(start, end), bodies, extras)
+
+    def read_new(self, seq: int) -> tuple[bytes, int | Entry] | None:
+        """Read an entry that is in the journal, persistent and sound; ``None`` for any other. The
+        journal is not at rest."""
+        data, offset = self.journal.map, self.positions[seq - self.positions_base]
+        if offset < 0 or _word_at(data, offset) != (seq,):
+            return None
+        found = read_plain(data, offset + _JOURNAL_HEAD, seq, False, self.middle)
+        if found is not None:
+            return found
+        entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
+        if entry.damage or entry.corrected:
+            return None
+        return b"" if entry.message is None else entry.message.body, entry
 
     def read_one(self, seq: int) -> tuple[bytes, int | Entry]:
         """Read a ready entry: its body, and its timestamp or the entry. Raises as :meth:`fetch`."""
@@ -273,9 +281,14 @@ class IndexReader:
         return window.bodies[0], window.extras[0]
 
     def read_held(self, seq: int) -> tuple[bytes, int | Entry]:
-        """Read a delayed entry; as :meth:`read_one`."""
+        """Read an entry that is ready or delayed; as :meth:`read_one`."""
         segment = self.segment_of(seq)
-        window, _ = self.read(segment, np.array([seq - segment.base]))
+        rel = seq - segment.base
+        if segment.filed[rel] == ABSENT and not self.journal.at_rest:
+            found = self.read_new(seq)
+            if found is not None:
+                return found
+        window, _ = self.read(segment, np.array([rel]))
         return window.bodies[0], window.extras[0]
 
     def last_ready(self, below: int | None = None) -> int | None:

@@ -39,8 +39,8 @@ class QueueParts:
     """
 
     __slots__ = (
+        "_finder",
         "deliverer",
-        "finder",
         "flusher",
         "letters",
         "producer",
@@ -85,7 +85,7 @@ class QueueParts:
         self.deliverer: Deliverer = Deliverer(
             state, self.flusher, reader, self.letters, self.settler
         )
-        self.finder: Finder | None = None
+        self._finder: Finder | None = None
         self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
@@ -115,11 +115,22 @@ class QueueParts:
         """Return the level that has given out a seq_id, if there is one."""
         return None if seq_id >> SHIFT else self
 
+    @property
+    def finder(self) -> Finder:
+        """What finds messages by their keys, made when it is first asked for."""
+        if self._finder is None:
+            self._finder = Finder(self.state, self.letters.reader)
+        return self._finder
+
     def find(self, key: str, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.find`."""
-        if self.finder is None:
-            self.finder = Finder(self.state, self.letters.reader)
-        return self.finder.find(key, most)
+        with self.state.lock, self.state:
+            return self.finder.find(key, most)
+
+    def work_of_find(self, key: str) -> int:
+        """Return how many entries :meth:`find` would read, at most."""
+        with self.state.lock:
+            return self.finder.work(key)
 
     def ready(self) -> int:
         """Count the messages that are ready. O(1)."""

@@ -144,9 +144,16 @@ class PriorityParts(QueueParts):
     def find(self, key: str, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.find`."""
         found: list[Delivery] = []
-        for level in self._levels:
-            found += level.find(key, most - len(found))
+        with self.state.lock, ExitStack() as stack:
+            for level in self._levels:
+                stack.enter_context(level.state)
+                found += level.finder.find(key, most - len(found))
         return found
+
+    def work_of_find(self, key: str) -> int:
+        """See :meth:`qindex.queue.parts.QueueParts.work_of_find`."""
+        with self.state.lock:
+            return sum(level.finder.work(key) for level in self._levels)
 
     def ready(self) -> int:
         """Count the messages that are ready, of all priorities."""

@@ -32,6 +32,8 @@ from qindex.server.sessions import Credit, Served, Session
 
 _LARGE = 64 << 10
 """A message with so many bytes, or a batch with _LARGE_BATCH, is published by another thread."""
+_SHORT_FIND = 20
+"""A search that reads no more entries is made on the loop's thread."""
 _LARGE_BATCH = 1 << 20
 _MOST_TICKETS = 64
 _VERSION: str = sys.modules["qindex"].__version__
@@ -545,9 +547,12 @@ class Server(Loop):
 
     def _find(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         queue, key, most = self._queue(request[2]).queue, request[3], request[4]
-        return self.aside(
-            conn, number, lambda: wire.frame(number, wire.DONE, *columns(queue.find(key, most)))
-        )
+
+        def find() -> bytes:
+            return wire.frame(number, wire.DONE, *columns(queue.find(key, most)))
+
+        is_short = type(key) is str and queue._parts.work_of_find(key) <= _SHORT_FIND
+        return find() if is_short else self.aside(conn, number, find)
 
     def _get_one(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served, seq, lease = self._queue(request[2]), request[3], request[4]

@@ -38,8 +38,8 @@ from journal.fs.files import PathLike, checked_path, create, read_optional, writ
 from journal.schema import Int, ListOf, Optional, Record, Row, Shape, check
 from qindex.format.rabbitmq.names import MAX_PRIORITY
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
-from qindex.transfer.files import FileFormat, NamedRow, Queues, format_of
-from qindex.transfer.jsonl import line_of
+from qindex.transfer import jsonl
+from qindex.transfer.files import FileFormat, Piece, Queues, format_of
 from qindex.view.reader import QueueReader, StoreReader
 from qindex.view.row_json import json_line
 
@@ -72,6 +72,8 @@ class ExportReport:
 
 _Place = tuple[str, int | None]
 """A queue, and the priority of a sub-queue."""
+_NamedPiece = tuple[str, Piece]
+"""A queue's name, and messages of it."""
 
 
 def export_messages(
@@ -102,24 +104,25 @@ def export_messages(
     about = {
         "store": store.directory,
         "queues": sorted(set(queues)),
-        "format": kind.__name__.rpartition(".")[2],  # type: ignore[attr-defined]
+        "format": kind.PARTS,
     }
     with storage_errors(target, "can't be exported to"), _Parts(target, about) as parts:
         report = ExportReport(str(target), resumed=parts.messages)
         found = _settings(readers, report)
         total = sum(reader.summary().messages for reader in readers) if progress else 0
-        rows: list[NamedRow] = []
-        size = 0
-        for name, row in _rows_from(readers, parts.last, report):
-            rows.append((name, row))
-            size += len(row.body or b"") + 100
-            if len(rows) >= chunk_rows or size >= _CHUNK_BYTES:
-                parts.write(kind, store.directory, rows)
-                rows, size = [], 0
+        pieces: list[_NamedPiece] = []
+        count = size = 0
+        for name, piece in _pieces_from(readers, kind, parts.last, chunk_rows, report):
+            pieces.append((name, piece))
+            count += piece.count
+            size += piece.size
+            if count >= chunk_rows or size >= _CHUNK_BYTES:
+                parts.write(kind, pieces)
+                pieces, count, size = [], 0, 0
                 if progress is not None:
                     progress(parts.messages, total)
-        if rows:
-            parts.write(kind, store.directory, rows)
+        if pieces:
+            parts.write(kind, pieces)
         parts.finish(kind, found)
     report.messages = parts.messages
     report.findings += store.findings
@@ -148,8 +151,8 @@ def stream_messages(
     readers = _readers(store, listed(queues or [], "queues"))
     total = sum(reader.summary().messages for reader in readers) if progress else 0
     report = ExportReport("-")
-    for name, row in _rows_from(readers, {}, report):
-        write(line_of(name, row))
+    for _, line in _pieces_from(readers, jsonl, {}, 1, report):
+        write(line.data)
         report.messages += 1
         if progress is not None and report.messages % _CHUNK_ROWS == 0:
             progress(report.messages, total)
@@ -177,17 +180,21 @@ def _settings(readers: list[QueueReader], report: ExportReport) -> Queues:
     return found
 
 
-def _rows_from(
-    readers: list[QueueReader], last: Mapping[_Place, int], report: ExportReport
-) -> Iterator[NamedRow]:
-    """Yield the rows that follow the last ones written."""
+def _pieces_from(
+    readers: list[QueueReader],
+    kind: FileFormat,
+    last: Mapping[_Place, int],
+    most: int,
+    report: ExportReport,
+) -> Iterator[_NamedPiece]:
+    """Yield the messages that follow the last ones written."""
     for reader in readers:
+        after = {priority: seq for (name, priority), seq in last.items() if name == reader.name}
         try:
-            for row in reader.entries():
-                if row.body is None:
-                    report.damaged += 1
-                elif row.seq_id > last.get((reader.name, row.priority), -1):
-                    yield reader.name, row
+            for piece in kind.pieces(reader, after, most):
+                report.damaged += piece.damaged
+                if piece.count:
+                    yield reader.name, piece
         except UsageError as error:  # deleted meanwhile
             _log.info("%s", error)
         report.findings += reader.findings
@@ -263,14 +270,14 @@ class _Parts:
             file.flush()
             self._fs.fdatasync(fd)
 
-    def write(self, kind: FileFormat, store: str, rows: list[NamedRow]) -> None:
+    def write(self, kind: FileFormat, pieces: list[_NamedPiece]) -> None:
         """Write a chunk durably, then note it."""
         with self._new(self._chunk(self._chunks)) as file:
-            kind.write_chunk(file, store, rows)
+            kind.write_chunk(file, [piece.data for _, piece in pieces])
         self._fs.sync_dir(self._directory)
-        last = {(name, row.priority): row.seq_id for name, row in rows}
+        last = {(name, piece.priority): piece.last for name, piece in pieces}
         places = [(name, priority, seq) for (name, priority), seq in last.items()]
-        values = {"messages": len(rows), "last": places}
+        values = {"messages": sum(piece.count for _, piece in pieces), "last": places}
         self._note(json_line(values))
         self._count(values)
 

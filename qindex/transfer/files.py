@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from journal.errors import StoreError, UnsafeFileError, UsageError
 from journal.fs.beneath import special
 from journal.fs.files import REAL, refuse_hole
 from qindex.format.moved import Moved
 from qindex.format.settings import QueueSettings, checked_name, settings_of_values
-from qindex.view.reader import Row
+from qindex.view.reader import QueueReader
 
 FORMATS = {"jsonl": "qindex.transfer.jsonl", "parquet": "qindex.transfer.parquet"}
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 
-NamedRow = tuple[str, Row]
-"""A queue's name, and a message of it."""
+
+@dataclass(slots=True)
+class Piece:
+    """Some messages of one sub-queue, in order.
+
+    `last`: the seq_id of the last one. `damaged`: how many others could not be read. `size`: bytes.
+    `data`: the messages, as the format has them.
+    """
+
+    priority: int | None
+    last: int
+    count: int
+    damaged: int
+    size: int
+    data: Any
+
+
 Queues = dict[str, QueueSettings]
 """Queues by name, with or without messages."""
 
@@ -56,8 +72,20 @@ def open_input(path: Path) -> BinaryIO:
 class FileFormat(Protocol):
     """The functions of a module of a format."""
 
-    def write_chunk(self, file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
-        """Write rows into a new file, a part of a whole."""
+    PARTS: str
+    """What parts of a file are written as."""
+
+    def pieces(
+        self, reader: QueueReader, after: Mapping[int | None, int], most: int
+    ) -> Iterator[Piece]:
+        """Yield the messages of a queue in order, at most `most` at a time.
+
+        `after`: the last seq_id to leave out, by the priority of the sub-queue. Raises as
+        :meth:`QueueReader.entries`.
+        """
+
+    def write_chunk(self, file: BinaryIO, data: Sequence[Any]) -> None:
+        """Write the data of pieces into a new file, a part of a whole."""
 
     def merge(
         self, whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queues

@@ -20,30 +20,39 @@ import base64
 import binascii
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from journal.errors import UsageError
 from qindex.format.moved import Moved, moved_of
 from qindex.format.settings import settings_values
-from qindex.transfer.files import FormatError, NamedRow, Queues, open_input, queues_of_values
+from qindex.transfer.files import FormatError, Piece, Queues, open_input, queues_of_values
 from qindex.transfer.moved import FORMAT_VERSION, envelope_of, from_plain
-from qindex.view.reader import Row
+from qindex.view.reader import QueueReader, Row
 from qindex.view.row_json import json_line, row_json
 
+PARTS = "jsonl"
 _HEADER = "qindex_messages"
 _TOO_DEEP = "is nested too deeply"
 
 
-def write_chunk(file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
-    """Write rows into a new file. The store's name is not part of JSON Lines."""
-    for queue, row in rows:
-        file.write(line_of(queue, row))
+def pieces(reader: QueueReader, after: Mapping[int | None, int], most: int) -> Iterator[Piece]:
+    """Yield the lines of a queue's messages, one at a time. See :class:`FileFormat`."""
+    for row in reader.entries():
+        if row.body is None:
+            yield Piece(row.priority, row.seq_id, 0, 1, 0, b"")
+        elif row.seq_id > after.get(row.priority, -1):
+            line = _line(reader.name, row)
+            yield Piece(row.priority, row.seq_id, 1, 0, len(line), line)
 
 
-def line_of(queue: str, row: Row) -> bytes:
-    """Give the line of one message."""
+def write_chunk(file: BinaryIO, data: Sequence[bytes]) -> None:
+    """Write lines into a new file."""
+    file.writelines(data)
+
+
+def _line(queue: str, row: Row) -> bytes:
     values = {"queue": queue} | row_json(row)
     envelope = envelope_of(row)
     if envelope is not None:

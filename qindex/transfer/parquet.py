@@ -1,4 +1,4 @@
-"""Parquet: :data:`COLUMNS`, which are those of the Spark source's messages, too.
+"""Parquet: :data:`~qindex.view.message_batches.MESSAGES`, as the Spark source has them.
 
 Needs pyarrow. ``headers`` and ``properties`` are JSON text as ``qindex cat --json`` prints it; the
 envelope keeps them without loss, and counts before them. The file's metadata has the version under
@@ -9,7 +9,8 @@ made by others needs no more than ``body``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,12 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from journal.errors import UsageError
-from qindex.format.json_value import plain_value
 from qindex.format.moved import Moved, moved_of
 from qindex.format.settings import settings_values
-from qindex.transfer.files import FormatError, NamedRow, Queues, open_input, queues_of_values
-from qindex.transfer.moved import FORMAT_VERSION, envelope_of, from_plain
-from qindex.view.reader import Row
+from qindex.transfer.files import FormatError, Piece, Queues, open_input, queues_of_values
+from qindex.transfer.moved import FORMAT_VERSION, from_plain
+from qindex.view.arrow import arrow_schema
+from qindex.view.message_batches import MESSAGES
+from qindex.view.reader import QueueReader
 from qindex.view.row_json import json_line
 
 _VERSION_KEY = b"qindex_messages"
@@ -38,38 +40,8 @@ _MOST_ROWS = 1_000_000
 _ROWS_A_BYTE = 32
 """Rows that any file may have, and how many more for each byte of it: messages differ."""
 
-COLUMNS = {
-    "store": "string",
-    "queue": "string",
-    "seq_id": "bigint",
-    "msg_id": "binary",
-    "persistent": "boolean",
-    "redelivered": "boolean",
-    "expiry": "bigint",
-    "timestamp": "bigint",
-    "key": "string",
-    "headers": "string",
-    "properties": "string",
-    "size": "bigint",
-    "body": "binary",
-    "location": "string",
-    "priority": "int",
-    "envelope": "binary",
-    "error": "string",
-}
-"""Names and types, in the words of SQL. ``envelope``: the stored record without its body
-(:mod:`qindex.format.envelope`), from which key, headers and properties follow without loss."""
-ARROW = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-}
-SCHEMA = pa.schema(
-    [(name, ARROW[kind]) for name, kind in COLUMNS.items()],
-    metadata={_VERSION_KEY: str(FORMAT_VERSION)},
-)
+PARTS = "arrow"
+SCHEMA = arrow_schema(MESSAGES).with_metadata({_VERSION_KEY: str(FORMAT_VERSION)})
 _TAKEN = {
     "queue": pa.types.is_string,
     "persistent": pa.types.is_boolean,
@@ -87,41 +59,36 @@ _TAKEN = {
 _FIXED = (pa.types.is_boolean, pa.types.is_integer)
 
 
-def write_chunk(file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
-    """Write rows into a new file."""
-    values = [_values(store, queue, row) for queue, row in rows]
-    pq.write_table(pa.Table.from_pylist(values, SCHEMA), file)
+def pieces(reader: QueueReader, after: Mapping[int | None, int], most: int) -> Iterator[Piece]:
+    """Yield batches of a queue's messages. See :class:`FileFormat`."""
+    for batch in reader.batches():
+        priority = batch["priority"][0].as_py()
+        body, seqs = batch["body"], batch["seq_id"]
+        damaged = body.null_count
+        if damaged or seqs[0].as_py() <= after.get(priority, -1):
+            later = pc.greater(seqs, after.get(priority, -1))
+            batch = batch.filter(pc.and_(body.is_valid(), later))
+            yield Piece(priority, -1, 0, damaged, 0, batch[:0])
+        for at in range(0, batch.num_rows, most):
+            some = _without_bare(batch[at : at + most])
+            last = some["seq_id"][-1].as_py()
+            yield Piece(priority, last, some.num_rows, 0, some.nbytes, some)
 
 
-def _values(store: str, queue: str, row: Row) -> dict[str, Any]:
-    return {
-        "store": store,
-        "queue": _text(queue),
-        "seq_id": row.seq_id,
-        "msg_id": row.msg_id,
-        "persistent": row.persistent,
-        "redelivered": row.redelivered,
-        "expiry": row.expiry or None,
-        "timestamp": row.timestamp or None,
-        "key": None if row.key is None else _text(row.key),
-        "headers": _json(row.headers),
-        "properties": _json(row.properties),
-        "size": row.size,
-        "body": row.body,
-        "location": row.location,
-        "priority": row.priority,
-        "envelope": envelope_of(row),
-        "error": row.error,
-    }
+def _without_bare(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out the envelopes of messages that have nothing but body and timestamp."""
+    bare = batch["key"].is_null()
+    for name in ("headers", "properties"):
+        bare = pc.and_(bare, pc.equal(batch[name], "{}"))
+    at = batch.schema.get_field_index("envelope")
+    return batch.set_column(at, "envelope", pc.if_else(bare, None, batch["envelope"]))
 
 
-def _text(text: str) -> str:
-    # A text that is no Unicode is exact in the envelope only.
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _json(value: Any) -> str:
-    return json.dumps(plain_value(value), ensure_ascii=True, allow_nan=False)
+def write_chunk(file: BinaryIO, data: Sequence[pa.RecordBatch]) -> None:
+    """Write batches into a new file, as Arrow has them: they are packed once, in the whole."""
+    with pa.ipc.new_stream(file, SCHEMA) as writer:
+        for batch in data:
+            writer.write_batch(batch)
 
 
 def merge(whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queues) -> None:
@@ -134,8 +101,9 @@ def merge(whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queue
     written = 0
     with pq.ParquetWriter(whole, schema) as writer:
         for chunk in chunks:
-            table = pq.read_table(chunk)
-            writer.write_table(table.cast(schema))
+            data = mmap.mmap(chunk.fileno(), 0, access=mmap.ACCESS_READ)
+            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+            writer.write_table(table.replace_schema_metadata(schema.metadata))
             written += table.num_rows
     assert written == count
 

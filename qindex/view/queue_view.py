@@ -110,7 +110,7 @@ class QueueView:
     ) -> None:
         self._fs = fs
         self.rules = rules
-        self._priority = priority
+        self.priority = priority
         self._place = place
         self._busy = busy
         self._stored = StoredMessages(fs, place, self.stored_ids, self._current_ids)
@@ -321,7 +321,7 @@ class QueueView:
                 location=location,
                 error=entry.damage or None,
                 timestamp=said.timestamp,
-                priority=self._priority,
+                priority=self.priority,
             )
 
     @staticmethod
@@ -338,6 +338,14 @@ class QueueView:
             return make_entry(msg_id, expiry, size, None, stored=True)
         start = offset + source.head_size + PAYLOAD_SIZE
         return read_unnamed(bytes(source.data[start : start + embedded]), expiry, size)
+
+    def stored_record(self, msg_id: bytes) -> bytes:
+        """Read the record of a message that is in the message store. Return nothing where it can't
+        be read: :meth:`rows_of` tells why."""
+        try:
+            return self._stored.read(msg_id) or b""
+        except (MissingMessageError, DamageError):
+            return b""
 
     def _read_stored(self, entry: Entry, version2: bool) -> Entry | None:
         message, damage = None, ""

@@ -22,10 +22,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,9 @@ from qindex.view.stored_messages import (
     stored_ids,
     summarise_store,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "BusyError",
@@ -157,13 +160,34 @@ class QueueReader:
         Raises :class:`UsageError` when the queue is not there any more,
         :class:`BusyError`, :class:`StorageError`.
         """
-        for view, one in zip(self._pin(), self.directories, strict=True):
-            base = 0 if self._store.vhost is not None else (one.priority or 0) << SHIFT
+        for view, base in self._based():
             for row in view.rows():
                 yield replace(row, seq_id=base + row.seq_id) if base else row
 
     def __iter__(self) -> Iterator[Row]:
         return self.entries()
+
+    def batches(self, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """Give the messages as Arrow record batches, in the order and with the seq_ids of
+        :meth:`entries`.
+
+        ``columns``: those that are wanted of :data:`qindex.view.message_batches.MESSAGES`, none for
+        all. What only others need is not read. Needs pyarrow. Raises as :meth:`entries`, and
+        :class:`UsageError` for a column that there is not.
+        """
+        from qindex.view.arrow import choose_columns
+        from qindex.view.message_batches import MESSAGES, MessageBatches
+
+        table = choose_columns(MESSAGES, columns)
+        for view, base in self._based():
+            of_view = MessageBatches(view, table, self._store.directory, self.name, base=base)
+            try:
+                for number in view.numbers:
+                    found = view.columns(number)
+                    if found is not None:
+                        yield from of_view.of(found)
+            finally:
+                view.close()
 
     def summary(self) -> QueueSummary:
         """Count. O(size of the files), without looking into messages. Raises as
@@ -238,6 +262,11 @@ class QueueReader:
                 Finding(error.path, 0, 0, Cause.DAMAGE, error.what, lost, Found.CHECKSUM)
             ]
             return NO_SETTINGS
+
+    def _based(self) -> Iterator[tuple[QueueView, int]]:
+        """Pin the queue. Give what is added to the seq_ids of each sub-queue, too."""
+        for view, one in zip(self._pin(), self.directories, strict=True):
+            yield view, 0 if self._store.vhost is not None else (one.priority or 0) << SHIFT
 
     def _pin(self) -> list[QueueView]:
         self._views = []

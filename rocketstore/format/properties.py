@@ -8,12 +8,18 @@ ours are byte-identical. No reader depends on the order.
 from __future__ import annotations
 
 import mmap
+from array import array
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from journal.errors import UsageError
 from rocketstore.format import words
 from rocketstore.format.javahash import hash_code
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -44,6 +50,13 @@ def decode_properties(data: bytes) -> dict[str, str]:
         if name and separator and value:
             found[name] = value
     return found
+
+
+def property_columns(
+    data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[bytes, array[int], array[int], bytearray]:
+    """See :func:`rocketstore.format.words.property_columns`."""
+    return words.property_columns(data, starts, ends)
 
 
 class Indexed:

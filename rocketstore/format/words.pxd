@@ -1,14 +1,15 @@
 # Numbers and bytes of a RocketMQ store in memory, for the compiler. The interpreter's twins are in words.py.
 #
 # Each primitive checks that what it stores or reads lies within, and raises IndexError else.
-from cpython.array cimport array
+from cpython.array cimport array, clone
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_ND, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from journal.memory.json_text cimport json_free, json_text
 from journal.memory.read_words cimport u32, u64
 from journal.memory.words cimport now_ns, push, words_big64, words_commit_word, words_is_map
 
@@ -216,6 +217,12 @@ cdef inline int64_t int64_at(bytes data, Py_ssize_t at) except? -1:
         raise IndexError("the number is not within the bytes")
     memcpy(&number, PyBytes_AS_STRING(data) + at, 8)
     return <int64_t> words_big64(number)
+
+
+cdef inline bint has_nul(bytes data, Py_ssize_t at, Py_ssize_t end) except -1:
+    if at < 0 or end > len(data):
+        raise IndexError("the places are not within the bytes")
+    return at < end and memchr(PyBytes_AS_STRING(data) + at, 0, end - at) != NULL
 
 
 cdef inline bytes piece(object view, Py_ssize_t at, Py_ssize_t end):
@@ -504,3 +511,104 @@ cdef inline int64_t piece_hash(
 
 cdef inline int64_t text_hash(str text, int64_t seed) except? -1:
     return <int32_t> rocket_hash(text, <uint32_t> seed)
+
+
+cdef extern from *:
+    """
+    /* Names of one message that are compared with each other. */
+    #define ROCKET_NAMES 32
+    /* Puts properties down as JSON, and where the values of KEYS, UNIQ_KEY and TAGS begin and end.
+       False where it is not told here: a name comes twice or begins with a dollar, or a text is no
+       UTF-8. */
+    static int rocket_properties(
+        json_text *to, const unsigned char *whole, Py_ssize_t at, Py_ssize_t end, int64_t *spans
+    ) {
+        static const char *const indexed[] = {"KEYS", "UNIQ_KEY", "TAGS"};
+        const unsigned char *names[ROCKET_NAMES];
+        Py_ssize_t sizes[ROCKET_NAMES];
+        int count = 0, each;
+        if (!json_put(to, "{", 1)) return 0;
+        while (at < end) {
+            const unsigned char *name = whole + at;
+            const unsigned char *stop = (const unsigned char *)memchr(name, 2, (size_t)(end - at));
+            const unsigned char *value;
+            if (!stop) stop = whole + end;
+            at = stop - whole + 1;
+            value = (const unsigned char *)memchr(name, 1, (size_t)(stop - name));
+            if (!value || value == name || ++value == stop) continue;
+            if (*name == '$' || count == ROCKET_NAMES) return 0;
+            names[count] = name;
+            sizes[count] = value - 1 - name;
+            for (each = 0; each < count; each++)
+                if (sizes[each] == sizes[count] && !memcmp(names[each], name, (size_t)sizes[each]))
+                    return 0;
+            if ((count && !json_put(to, ", ", 2)) || !json_string(to, name, sizes[count])
+                || !json_put(to, ": ", 2) || !json_string(to, value, stop - value))
+                return 0;
+            for (each = 0; each < 3; each++)
+                if ((Py_ssize_t)strlen(indexed[each]) == sizes[count]
+                    && !memcmp(indexed[each], name, (size_t)sizes[count])) {
+                    spans[2 * each] = value - whole;
+                    spans[2 * each + 1] = stop - whole;
+                }
+            count++;
+        }
+        return json_put(to, "}", 1);
+    }
+    """
+    bint rocket_properties(
+        json_text *, const unsigned char *, Py_ssize_t, Py_ssize_t, int64_t *
+    ) noexcept
+
+
+cdef inline tuple property_columns(object data, object starts, object ends):
+    cdef Py_buffer source, first, last
+    cdef json_text texts
+    cdef array bounds, spans
+    cdef bytearray told
+    cdef const int64_t *start
+    cdef const int64_t *end
+    cdef int64_t *places
+    cdef Py_ssize_t at, size, count, which
+    texts.data = NULL
+    texts.size = texts.room = 0
+    PyObject_GetBuffer(starts, &first, PyBUF_ND)
+    try:
+        PyObject_GetBuffer(ends, &last, PyBUF_ND)
+        try:
+            count = first.len // 8
+            if first.itemsize != 8 or last.itemsize != 8 or last.len != first.len:
+                raise IndexError("there are no ends for so many properties")
+            start = <const int64_t *> first.buf
+            end = <const int64_t *> last.buf
+            told = bytearray(count)
+            bounds = clone(array("i"), count + 1, True)
+            spans = clone(array("q"), 6 * count, False)
+            PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
+            try:
+                for at in range(count):
+                    if start[at] < 0 or end[at] < start[at] or end[at] > source.len:
+                        raise IndexError("the properties lie outside of the data")
+                    size = texts.size
+                    places = <int64_t *> spans.data.as_longlongs + 6 * at
+                    for which in range(6):
+                        places[which] = start[at]
+                    if rocket_properties(
+                        &texts, <const unsigned char *> source.buf, start[at], end[at], places
+                    ):
+                        PyByteArray_AS_STRING(told)[at] = 1
+                    else:
+                        texts.size = size
+                        for which in range(6):
+                            places[which] = start[at]
+                    if texts.size > 0x7FFFFFFF:
+                        raise OverflowError("the properties of so many messages are too large")
+                    bounds.data.as_ints[at + 1] = <int32_t> texts.size
+                return PyBytes_FromStringAndSize(texts.data, texts.size), bounds, spans, told
+            finally:
+                PyBuffer_Release(&source)
+        finally:
+            PyBuffer_Release(&last)
+    finally:
+        PyBuffer_Release(&first)
+        json_free(&texts)

@@ -90,6 +90,11 @@ int64_in: Callable[[Data, int], int] = int64_at
 """The same of a map: compiled these are others."""
 
 
+def has_nul(data: bytes, at: int, end: int) -> bool:
+    """Tell whether a byte between two places is zero."""
+    return data.find(0, at, end) >= 0
+
+
 def piece(view: mmap.mmap, at: int, end: int) -> bytes:
     """A copy of the bytes of a map from ``at`` (not negative) to ``end``, as far as it has them."""
     return view[at:end]
@@ -349,3 +354,20 @@ def text_hash(text: str, seed: int) -> int:
             total = (total * 31 + unit) & _MASK
     total &= _MASK
     return total - (1 << 32) if total & 0x80000000 else total
+
+
+def property_columns(
+    data: Data, starts: Int64Array, ends: Int64Array, /
+) -> tuple[bytes, array[int], array[int], bytearray]:
+    """Tell what the properties ``data[starts[i]:ends[i]]`` of many messages are, compiled.
+
+    Gives the text of all as JSON, and where each begins and the last one ends; six numbers for each
+    message: where the values of ``KEYS``, ``UNIQ_KEY`` and ``TAGS`` begin and end; and a byte for
+    each that is 1 where it is told. What is not is for
+    :func:`rocketstore.format.properties.decode_properties`: here, all of them.
+    """
+    count = len(starts)
+    if count and not 0 <= starts.min() <= ends.max() <= len(data):
+        raise IndexError("the properties lie outside of the data")
+    bounds, spans = array("i", bytes(4 * count + 4)), np.repeat(starts, 6)
+    return b"", bounds, array("q", spans.tobytes()), bytearray(count)

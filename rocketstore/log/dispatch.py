@@ -128,23 +128,26 @@ def from_records(records: Records, start: int, *, delays: bool = True) -> Dispat
     queue_numbers = np.array(
         [
             numbers.setdefault(key, len(numbers))
-            for key in zip(records.topics, records.queue_ids.tolist(), strict=True)
+            for key in zip(records.topics(), records.queue_ids.tolist(), strict=True)
         ],
         np.int64,
     )
     queues = [(_queue_topic(topic), queue_id) for topic, queue_id in numbers]
     seeds = np.array([topic_seed(topic) for topic, _ in queues], np.int64)
-    keys = keys_of_properties(records.properties, seeds[queue_numbers])
+    properties = records.properties()
+    keys = keys_of_properties(properties, seeds[queue_numbers])
     if delays:
         for number, (topic, _) in enumerate(queues):
             if topic == SCHEDULE_TOPIC:
-                _note_delays(records, np.flatnonzero(queue_numbers == number), keys)
+                _note_delays(records, properties, np.flatnonzero(queue_numbers == number), keys)
     return DispatchBatch.of(queues, queue_numbers, records.positions + start, records, keys)
 
 
-def _note_delays(records: Records, messages: Int64Array, keys: KeyColumns) -> None:
+def _note_delays(
+    records: Records, properties: list[bytes], messages: Int64Array, keys: KeyColumns
+) -> None:
     """Instead of their tags: when these messages are to be delivered."""
     for message in messages.tolist():
-        level = level_of(decode_properties(records.properties[message]).get(DELAY, ""))
+        level = level_of(decode_properties(properties[message]).get(DELAY, ""))
         if level:
             keys.tags_codes[message] = deliver_time(level, int(records.store_times[message]))

@@ -100,8 +100,9 @@ class Fillers:
         rolled_back = records.sys_flags & TRANSACTION_MASK == ROLLBACK
         if not rolled_back.any():
             return
+        topics = records.topics()
         for number in rolled_back.nonzero()[0].tolist():
-            if is_filler(records.topics[number], ROLLBACK, int(records.sizes[number])):
+            if is_filler(topics[number], ROLLBACK, int(records.sizes[number])):
                 self._offsets.append(start + int(records.positions[number]))
 
     def place(

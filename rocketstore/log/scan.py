@@ -8,14 +8,14 @@ arrays.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.memory.crc import crc32
 from journal.memory.rows import rows_at
+from rocketstore.format import words
 from rocketstore.format.commitlog_format import (
     BLANK_MAGIC,
     COMMON_FIELDS,
@@ -62,27 +62,29 @@ class Records:
     offsets: Int64Array
     sys_flags: Int64Array
     store_times: Int64Array
-    topics: list[bytes]
-    properties: list[bytes]
+    topic_at: Int64Array
+    properties_at: Int64Array
+    property_lengths: Int64Array
 
     def __len__(self) -> int:
         return len(self.positions)
 
+    def topics(self) -> list[bytes]:
+        """Return the topic of each."""
+        return _pieces(self.data, self.topic_at, self.properties_at - 2)
+
+    def properties(self) -> list[bytes]:
+        """Return the properties of each, as stored."""
+        return _pieces(self.data, self.properties_at, self.properties_at + self.property_lengths)
+
     def take(self, chosen: slice) -> Records:
         """Give some of them."""
-        return Records(
-            data=self.data,
-            origin=self.origin,
-            positions=self.positions[chosen],
-            sizes=self.sizes[chosen],
-            queue_ids=self.queue_ids[chosen],
-            queue_offsets=self.queue_offsets[chosen],
-            offsets=self.offsets[chosen],
-            sys_flags=self.sys_flags[chosen],
-            store_times=self.store_times[chosen],
-            topics=self.topics[chosen],
-            properties=self.properties[chosen],
-        )
+        columns = (one.name for one in fields(self) if one.name not in ("data", "origin"))
+        return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
+
+
+def _pieces(data: bytes, starts: Int64Array, ends: Int64Array) -> list[bytes]:
+    return [data[at:end] for at, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def scan_file(
@@ -148,30 +150,30 @@ def scan_records(
     reader of a body does; ``strict`` asks this as well, and that topic and properties hold no NUL,
     which a torn write leaves and this project's put refuses.
     """
-    positions: list[int] = []
-    found = positions.append
-    stop = Stop.LIMIT
-    end -= origin
-    there = min(len(data), end)
-    last = there - FIXED_SIZE
-    at = position - origin
-    while len(positions) < limit:
-        if at > last:
-            stop = _tail(data, at, end)
-            break
-        size, magic = _SIZE_MAGIC(data, at)
-        if magic != MESSAGE_MAGIC or size < FIXED_SIZE or size > end - at:
-            stop = Stop.BLANK if magic == BLANK_MAGIC else Stop.BAD
-            break
-        if size > there - at:
-            stop = Stop.MORE
-            break
-        found(at)
-        at += size
+    positions, at, stop = _starts(data, position - origin, end - origin, limit)
     records, good = _columns(data, origin, positions, at, start, check_crc, placed, strict)
     if good < len(positions):
         return records, origin + positions[good], Stop.BAD
     return records, origin + at, stop
+
+
+def _starts(data: bytes, at: int, end: int, limit: int) -> tuple[list[int], int, Stop]:
+    """Give the positions of the records from ``at`` on, the position after them, and why they end
+    there."""
+    positions: list[int] = []
+    there = min(len(data), end)
+    last = there - FIXED_SIZE
+    while len(positions) < limit:
+        if at > last:
+            return positions, at, _tail(data, at, end)
+        size, magic = words.int32_at(data, at), words.int32_at(data, at + 4)
+        if magic != MESSAGE_MAGIC or size < FIXED_SIZE or size > end - at:
+            return positions, at, Stop.BLANK if magic == BLANK_MAGIC else Stop.BAD
+        if size > there - at:
+            return positions, at, Stop.MORE
+        positions.append(at)
+        at += size
+    return positions, at, Stop.LIMIT
 
 
 def _tail(data: bytes, at: int, end: int) -> Stop:
@@ -271,22 +273,11 @@ def _columns(
         sound &= heads.offsets == positions + (start + origin)
     good = len(found) if sound.all() else int(sound.argmin())
     if check_crc:
-        bodies = heads.body_at.tolist(), heads.body_lengths.tolist()
-        good = _check_bodies(buffer, *bodies, heads.crcs.tolist(), good)
-    properties_at = heads.properties_at[:good].tolist()
-    topics = [
-        buffer[at + 1 : end - 2]
-        for at, end in zip(heads.topic_at[:good].tolist(), properties_at, strict=True)
-    ]
-    properties = [
-        buffer[at : at + length] if length else b""
-        for at, length in zip(properties_at, heads.property_lengths[:good].tolist(), strict=True)
-    ]
+        bodies, lengths = heads.body_at.tolist(), heads.body_lengths.tolist()
+        good = _check_bodies(buffer, bodies, lengths, heads.crcs.tolist(), good)
     if strict:
-        for number in range(good):
-            if b"\0" in topics[number] or b"\0" in properties[number]:
-                good = number
-                break
+        topics, ends = (heads.topic_at + 1).tolist(), (heads.properties_at - 2).tolist()
+        good = _first_nul(buffer, topics, ends, heads.property_lengths.tolist(), good)
     return (
         Records(
             data=buffer,
@@ -298,8 +289,9 @@ def _columns(
             offsets=heads.offsets[:good],
             sys_flags=heads.sys_flags[:good],
             store_times=heads.store_times[:good],
-            topics=topics[:good],
-            properties=properties[:good],
+            topic_at=heads.topic_at[:good] + 1,
+            properties_at=heads.properties_at[:good],
+            property_lengths=heads.property_lengths[:good],
         ),
         good,
     )
@@ -311,6 +303,18 @@ def _check_bodies(
     for number in range(good):
         length = lengths[number]
         at = body_at[number]
-        if length and crc32(buffer[at : at + length]) & 0x7FFFFFFF != crcs[number]:
+        if length and words.body_sum(buffer[at : at + length]) != crcs[number]:
+            return number
+    return good
+
+
+def _first_nul(
+    buffer: bytes, topics: list[int], ends: list[int], property_lengths: list[int], good: int
+) -> int:
+    for number in range(good):
+        end = ends[number]
+        if words.has_nul(buffer, topics[number], end):
+            return number
+        if words.has_nul(buffer, end + 2, end + 2 + property_lengths[number]):
             return number
     return good

@@ -99,11 +99,12 @@ def _commitlog(fs: FileSystem, path: str, start: int) -> Iterator[Row]:
             records, position, stop = scan_file(
                 file.read, start, position, length, check_crc=True, limit=256
             )
+            topics = records.topics()
             for number, at in enumerate(records.positions.tolist()):
                 size, flags = int(records.sizes[number]), int(records.sys_flags[number])
                 place = at - records.origin
                 message = StoredMessage(records.data[place : place + size], start + at)
-                filler = is_filler(records.topics[number], flags, size)
+                filler = is_filler(topics[number], flags, size)
                 kind = "filler" if filler else "record"
                 yield {"kind": kind, "position": at, **message.to_dict()}
             if stop is not Stop.LIMIT:

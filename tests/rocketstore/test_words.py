@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rocketstore
+from journal.compiled import COMPILED, build
 from journal.errors import DamageError, UsageError
 from journal.fs.files import REAL
 from rocketstore.format import words
@@ -27,6 +29,7 @@ from rocketstore.format.properties import (
     decode_properties,
     encode_properties,
     encode_usual,
+    property_columns,
 )
 from rocketstore.index.index_file import IndexFile
 from tests.rocketstore.support import Clock, open_tiny
@@ -172,9 +175,9 @@ def test_entries_of_an_index_file(tmp_path: Path) -> None:
 
 
 pieces = st.tuples(
-    st.sampled_from([b"KEYS", b"KEYS", b"TAGS", b"UNIQ_KEY", b"other", b""]),
+    st.sampled_from([b"KEYS", b"KEYS", b"TAGS", b"UNIQ_KEY", b"other", b"$x", b'"\xc3\xbc', b""]),
     st.sampled_from([b"\x01", b"\x01", b"\x01", b"", b"\x01\x01"]),
-    st.sampled_from([b"a b", b"x", b"\xff", b"", b""]),
+    st.sampled_from([b"a b", b"x", b"\xff", b"\n\\", b"", b""]),
 ).map(b"".join)
 
 
@@ -188,6 +191,32 @@ def test_what_is_indexed_of_any_properties(data: bytes) -> None:
         (KEYS, UNIQ_KEY, TAGS), (*spans, (found.tags, found.tags_end)), strict=True
     ):
         assert data[at - 2 : end - 2].decode(errors="replace") == read.get(name, "")
+
+
+@given(st.lists(pieces, max_size=5).map(b"\x02".join))
+def test_properties_in_columns(data: bytes) -> None:
+    """They are what is read of each, or nothing, where a build does not tell it."""
+    whole = b"--" + data + b"--"
+    starts, ends = np.array([0, 2, 2]), np.array([0, 2, 2 + len(data)])
+    read = decode_properties(data)
+    usual = len(read) == data.count(b"\x01") and not any("$" in name for name in read)
+    for columns in (property_columns, words.property_columns):
+        texts, bounds, spans, told = columns(whole, starts, ends)
+        assert len(texts) == bounds[3]
+        assert texts[: bounds[2]] == (b"{}{}" if told[0] else b"")
+        places = spans[12:]
+        if told[2]:
+            assert json.loads(texts[bounds[2] :]) == read
+            assert texts[bounds[2] :] == json.dumps(read, ensure_ascii=False).encode()
+            values = [whole[places[at] : places[at + 1]].decode() for at in (0, 2, 4)]
+            assert values == [read.get(name, "") for name in (KEYS, UNIQ_KEY, TAGS)]
+        else:
+            assert bounds[2] == bounds[3]
+            assert set(places) == {2}
+            compiled = columns is property_columns and build() == COMPILED
+            assert not (compiled and usual and b"\xff" not in data)
+    with pytest.raises(IndexError):
+        property_columns(data, np.array([0]), np.array([len(data) + 1]))
 
 
 @pytest.mark.parametrize("size", [0, 35, 87, 99, 111, 120])

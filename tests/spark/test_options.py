@@ -9,39 +9,28 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-import msgpack
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import types
 
 import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
 from pyspark_qindex import java, schemas
-from pyspark_qindex.batches import plain_json
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.offsets import check_start, flatten, next_places, share, unflatten
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options, with_schema
 from pyspark_qindex.planning import QueuePart, StorePart, group, plan_queues, plan_stores
-from pyspark_qindex.reading import table_rows
-from pyspark_qindex.reading.plain_rows import find_plain
 from pyspark_qindex.reading.read_entries import read_entries
 from pyspark_qindex.reading.read_files import read_files
 from pyspark_qindex.reading.read_messages import read_messages
 from pyspark_qindex.reading.read_rocket import read_rocket_part
-from pyspark_qindex.reading.table_rows import json_tables
 from pyspark_qindex.rocket_planning import plan_rocket
 from pyspark_qindex.writing.sink import sink_options
-from qindex.format.message import Message
-from qindex.format.message_record import encode_record
-from qindex.recovery.columns import take_rows
 from qindex.tools.convert import convert
 from tests.qindex.support import queue_directory
 from tests.spark.fleet import make_rocket
@@ -306,86 +295,6 @@ def seqs(parts: list[QueuePart], options: Any) -> list[int]:
         for batch in read_messages(part, options):
             found += batch.column("seq_id").to_pylist()
     return sorted(found)
-
-
-@pytest.mark.parametrize("size", [0, 1, 255, 256, 65535, 65536, 70000])
-@pytest.mark.parametrize("key", [None, "", "k", "k" * 31, "k" * 32, "ü" * 200, "k" * 300])
-def test_fields_of_plain_records(size: int, key: str | None) -> None:
-    body = bytes(index % 251 for index in range(size))
-    record = encode_record(Message(body, key, timestamp=1_700_000_000_123_456_789))
-    other = encode_record(Message(body, key, {"h": 1}, timestamp=5))
-    data = b"\xc0\xc0" + record + other + b"\x83" * 50 + record
-    starts = np.array([2, 2 + len(record), 2 + len(record) + len(other), len(data) - len(record)])
-    lengths = np.array([len(record), len(other), 50, len(record)])
-    sizes = np.array([size, size, 20, size])
-    found = find_plain(data, starts, lengths, sizes)
-    assert found.rows.tolist() == [0, 1, 3]
-    assert found.has_tables.tolist() == [False, True, False]
-    tables = data[found.key_ends[1] : found.table_ends[1]]
-    assert json_tables(pa.array([tables]))[0].to_pylist() == ['{"h": 1}']
-    for wrong in (sizes - 1, sizes + 1, sizes * 0 + len(data), sizes * 0 + (1 << 31)):
-        assert find_plain(data, starts, lengths, wrong).rows.tolist() == []
-    found = take_rows(found, ~found.has_tables)
-    for at in range(2):
-        assert data[found.body_starts[at] : found.body_ends[at]] == body
-        assert data[found.key_starts[at] : found.key_ends[at]].decode() == (key or "")
-        assert found.has_key[at] == (key is not None)
-        assert found.stamps[at] == 1_700_000_000_123_456_789
-
-
-VALUES: list[Any] = [
-    1,
-    -(2**40),
-    1.5,
-    1e300,
-    True,
-    None,
-    "text",
-    "$5",
-    'text that looks like a name: "$5": ',
-    "ü\u2028\x00",
-    b"\xff\x00",
-    [1, [b"x", {"a": None}]],
-    {"deep": {"deeper": [1, 2]}},
-    {"$base64": "it is text"},
-    {"deep": {"$x": 1}},
-    {1: "a", "b": 2},
-    {b"k": 1},
-    float("nan"),
-    msgpack.ExtType(5, b"ab"),
-    msgpack.Timestamp(3, 500_000_000),
-]
-
-
-@pytest.mark.parametrize("many", [1, 700])
-@pytest.mark.parametrize("number", [*range(len(VALUES)), None])
-def test_headers_and_properties_as_json(number: int | None, many: int) -> None:
-    """The value by itself and among plain ones, repeated and not: what plain_json gives."""
-    chosen = VALUES if number is None else [VALUES[number]]
-    pairs: list[tuple[Any, Any]] = [({"v": value, "n": 0}, None) for value in chosen]
-    pairs += [(None, None), ({}, {"p": chosen[0]})]
-    pairs += [({"n": at if many > 1 else 7}, {"p": "same"}) for at in range(many)]
-    packed = [msgpack.packb(one) + msgpack.packb(other) for one, other in pairs]
-    twice = msgpack.packb({"a": 1}) * 2
-    for kind, rows in (("good", packed), ("bad", [b"\x01\xc0", *packed, twice + b"\xc0"])):
-        for times in (1, 3):
-            headers, properties, sound = json_tables(pa.array(rows * times))
-            assert len(headers) == len(rows) * times
-            wanted: list[str | None] = [plain_json(one or {}) for one, _ in pairs]
-            others: list[str | None] = [plain_json(other or {}) for _, other in pairs]
-            if kind == "bad":
-                wanted, others = [None, *wanted, None], [None, *others, None]
-            assert headers.to_pylist() == wanted * times
-            assert properties.to_pylist() == others * times
-            assert sound.tolist() == [one is not None for one in wanted] * times
-
-
-@pytest.mark.parametrize("value", ["$5", b"\xff", msgpack.ExtType(5, b"a"), msgpack.Timestamp(3)])
-def test_what_is_no_name_is_encoded_once(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    encoded = Mock(wraps=table_rows._joined)
-    monkeypatch.setattr(table_rows, "_joined", encoded)
-    json_tables(pa.array([msgpack.packb({"v": value}) + msgpack.packb(None)]))
-    assert encoded.call_count == 1
 
 
 def test_offsets_go_to_spark_and_back() -> None:

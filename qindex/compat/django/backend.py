@@ -44,7 +44,7 @@ class Store:
         self._name = name
         self._queues: dict[str, qindex.SharedQueue] = {}
         self.failed: qindex.SharedQueue = engine.queue(f"{name}.failed")
-        self.values = Values(engine, name, expires)
+        self.values = Values(engine, f"{name}.values", expires)
 
     def queue(self, name: str) -> qindex.SharedQueue:
         """Return the queue of the tasks of one of Django's queues."""
