@@ -174,8 +174,11 @@ class Taken:
         return self._delivery.settled
 
     def done(self) -> None:
-        """Say that this item is done with: it does not come again. Raises :class:`UsageError`
-        where that was said, or it was given back."""
+        """Settle this item: it does not come again.
+
+        Raises:
+            UsageError: It was settled or given back before.
+        """
         self._queue._settle(self._delivery, again=False)
 
     def give_back(self) -> None:
