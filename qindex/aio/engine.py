@@ -138,7 +138,7 @@ class Engine:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish one message to several queues; gives its seq_id in each, in their order.
+        """Publish one message to several queues; return its seq_id in each, in their order.
 
         Cancelled, it is published all the same. See :meth:`qindex.engine.engine.Engine.publish_to`.
         """

@@ -353,7 +353,7 @@ class SharedQueue(Opens):
         return redrive(self, **options)
 
     def purge(self) -> int:
-        """Drop all ready messages; gives their number. Those with consumers stay theirs."""
+        """Drop all ready messages; return their number. Those with consumers stay theirs."""
         return int(self._call(ANY, wire.PURGE)[0])
 
     def flush(self) -> None:

@@ -399,7 +399,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
 
     def retry_unreadable(self) -> int:
         """Put what was set aside in the dead-letter queue back, after all others, where an item
-        can be made of it again; gives how many that were."""
+        can be made of it again; return how many that were."""
         with self.mutex:
             self._check_open()
             if self._dead_letter not in self._engine.queue_names():

@@ -75,7 +75,7 @@ class FifoDiskQueue:
             raise
 
     def _look(self) -> list[str]:
-        """Make the directory if need be; gives the marks in it."""
+        """Make the directory if need be; return the marks in it."""
         try:
             os.makedirs(self.path, exist_ok=True)
             taken = sorted(os.listdir(self.path))
