@@ -127,7 +127,8 @@ class Queue:
             and len(given) <= self._state.most_plain
             and len(given) <= _ON_LOOP
         ):
-            # Such a message waits for no room. Those of one turn of the loop are appended together.
+            # Such a message waits for no room. Messages of one turn of the loop are appended
+            # together.
             seq = await self._ports.here().publish(self._queue, given)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()

@@ -269,7 +269,7 @@ class SharedQueue(Opens):
     ) -> SharedConsumer:
         """Yield messages as they come; see :meth:`qindex.queue.queue.Queue.consume`.
 
-        The server sends up to ``prefetch`` messages ahead. Those that the loop was not given go
+        The server sends up to ``prefetch`` messages ahead. Messages that the loop was not given go
         back as it ends, and do not count as delivered.
         """
         return SharedConsumer(self, prefetch, timeout, lease)

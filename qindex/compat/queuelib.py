@@ -89,7 +89,7 @@ class FifoDiskQueue:
         return taken
 
     def _mark(self, marks: list[str]) -> None:
-        """Note how the queue is used. One of the other order is refused, unless it is empty."""
+        """Note how the queue is used. A queue of the other order is refused, unless it is empty."""
         mine = _MARKS[self._order]
         if marks == [mine]:
             return

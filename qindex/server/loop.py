@@ -564,7 +564,7 @@ class Loop:
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
             reply = self.error(number, UsageError(f"no such request: {error}"))
             self._note("a request is refused: %r", error)
-        # Those who wait for what this request has brought are woken before its sender.
+        # Clients that wait for what this request has brought are woken before its sender.
         while self.rung:
             self.rung.popleft().retry()
         if reply:
