@@ -109,7 +109,7 @@ _CHOSEN = [INTERPRETED]
 
 
 def build() -> str:
-    """Tell which build runs: :data:`COMPILED` or :data:`INTERPRETED`."""
+    """Return which build runs: :data:`COMPILED` or :data:`INTERPRETED`."""
     return _CHOSEN[0]
 
 

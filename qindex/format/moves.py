@@ -31,7 +31,7 @@ from qindex.format.layout import MAX_NAME_BYTES
 DONE = b"\1"
 _HEAD = struct.Struct(">I8s")
 _MOST = (1 << 63) - 1
-"""Those of a priority queue have the priority in their top bits."""
+"""The seq_ids of a priority queue have the priority in their top bits."""
 _NAME = Text(MAX_NAME_BYTES, least=1)
 _SHAPE = Record(
     {

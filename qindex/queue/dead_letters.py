@@ -92,7 +92,7 @@ class DeadLetters:
         self._under_way: list[Letter] = []
         self._postponed = Postponed()
         self.stuck: bool = False
-        # Who moves them has it, and no lock of a queue before it.
+        # The thread that moves them has it, and no lock of a queue before it.
         self._turn = CallLock()
         self._turn.before_waiting = state.index.poison.order.checked(Rank.LETTERS, _refuse_to_wait)
 

@@ -244,7 +244,7 @@ class StoreVerification:
         return take_rows(entries, entries.persistent)
 
     def _named_now(self, ids: set[bytes]) -> set[bytes]:
-        """Tell which of these messages entries name now."""
+        """Return which of these messages entries name now."""
         found: set[bytes] = set()
         for checked in self.checked:
             before = {id for one in checked.stored for id in map(bytes, one.ids)}
