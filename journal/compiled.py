@@ -52,7 +52,6 @@ MODULES = (
     "qindex.queue.delivering",
     "qindex.queue.queue",
     "qindex.queue.priorities",
-    "qindex.engine.frame_file",
     "qindex.engine.transaction_log",
     "qindex.engine.moves",
     "qindex.engine.transactions",

@@ -451,8 +451,12 @@ class QueueIndex(IndexReader):
     def pend(self, seq: int) -> None:
         """Keep an entry that was just published from all readers. The journal is not concerned."""
         segment = self.tail
+        rel = seq - segment.base
+        if rel < 0:
+            segment = self.segment_of(seq)
+            rel = seq - segment.base
         self.changing += 1
-        segment.states[seq - segment.base] = PENDING
+        segment.states[rel] = PENDING
         self.pending += 1
         self.changing -= 1
 

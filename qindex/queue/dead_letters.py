@@ -349,8 +349,8 @@ class DeadLetters:
             if state.nacked_at or state.settled.waiting or state.stored_out:
                 state.forget(seqs)
 
-    def drop_moved(self, seqs: Sequence[int]) -> None:
-        """Acknowledge messages that a run before this one has moved."""
+    def drop_all(self, seqs: Sequence[int]) -> None:
+        """Acknowledge messages that nobody has, and that no consumer gets."""
         state = self.state
         index = state.index
         with state.lock, state:
