@@ -144,7 +144,7 @@ def _end(data: ReadBuffer, sums: bytes) -> tuple[int, int]:
 
 
 def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, int]]]:
-    """Count the bytes from the start that are covered without a gap, and give start, end and
+    """Count the bytes from the start that are covered without a gap, and return start, end and
     checksum of each block that does not hold. An extent at a time: as a rule all of it holds."""
     size = len(view)
     covered = 0

@@ -52,7 +52,6 @@ MODULES = (
     "qindex.queue.delivering",
     "qindex.queue.queue",
     "qindex.queue.priorities",
-    "qindex.engine.frame_file",
     "qindex.engine.transaction_log",
     "qindex.engine.moves",
     "qindex.engine.transactions",
@@ -109,7 +108,7 @@ _CHOSEN = [INTERPRETED]
 
 
 def build() -> str:
-    """Tell which build runs: :data:`COMPILED` or :data:`INTERPRETED`."""
+    """Return which build runs: :data:`COMPILED` or :data:`INTERPRETED`."""
     return _CHOSEN[0]
 
 

@@ -321,7 +321,7 @@ class Journal:
                 self._fs.pwrite(self._fd, _ZEROS[: self.limit - start], start)
 
     def store(self, record: bytes | memoryview) -> int:
-        """Store a record, or a few; gives the offset of the first byte. There must be room.
+        """Store a record, or a few; return the offset of the first byte. There must be room.
 
         The last store, of the first sixteen bytes, is the commit.
         """
@@ -339,7 +339,7 @@ class Journal:
         self.end = end
 
     def append(self, data: bytes | memoryview, *, reserve: bool = False) -> int:
-        """Append ``data``, one record or a batch, and give the offset of its first byte.
+        """Append ``data``, one record or a batch, and return the offset of its first byte.
         ``reserve``: delivers and acks, which may go to the reserve.
 
         In the operating system on return. Raises as :meth:`make_room`.
@@ -606,7 +606,7 @@ class Journal:
     def _write_new(
         self, front: int, end: int, prepared: Retired | None, durable: bool
     ) -> tuple[int, mmap.mmap, int]:
-        """Put what follows ``front`` into a new file; gives its descriptor, map, and bytes.
+        """Put what follows ``front`` into a new file; return its descriptor, map, and bytes.
         Raises :class:`OSError`; the new file is then gone, and nothing has changed."""
         fs = self._fs
         new_path = self.path + _NEW_SUFFIX

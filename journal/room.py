@@ -33,7 +33,7 @@ def make_room(
     fs: FileSystem, fd: int, had: int, position: int, room: int, entries: int
 ) -> tuple[mmap.mmap, int]:
     """Make room for ``room`` bytes after ``position``, and the reserve, in a file of ``had``
-    bytes; gives a map of all but the reserve, and how many bytes the file has now.
+    bytes; return a map of all but the reserve, and how many bytes the file has now.
 
     ``entries``: the reserve is to have room for delivers and acks of so many at least. Raises
     :class:`OSError`.

@@ -375,7 +375,7 @@ class Compactor:
             raise failure from error
 
     def _switch(self, key: int, size: int, moves: list[_Move]) -> int:
-        """Point the index at the copies; give the number of those that were still wanted."""
+        """Point the index at the copies; return the number of those that were still wanted."""
         state = self._state
         moved = 0
         with state.lock:

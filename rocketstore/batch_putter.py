@@ -167,7 +167,7 @@ class BatchPutter:
         )
 
     def _append_part(self, batch: Batch, start: int, first: int, *, whole: bool) -> Int64Array:
-        """Write as many records from number ``start`` on as the present file takes; gives their
+        """Write as many records from number ``start`` on as the present file takes; return their
         offsets. ``first``: ordinal of the batch's first message."""
         state = self._state
         log = state.commitlog

@@ -53,7 +53,7 @@ def _row(message: StoredMessage) -> dict[str, Any]:
 
 
 def _print(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
-    """Print rows; gives how many told of damage."""
+    """Print rows; return how many told of damage."""
     damaged = 0
     for row in rows:
         damaged += "damage" in row

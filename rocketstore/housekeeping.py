@@ -114,7 +114,7 @@ class Housekeeping:
     # Delayed messages
 
     def deliver_due(self, now: int) -> int:
-        """Put each delayed message that is due (``now`` in ms) where it belongs; gives their
+        """Put each delayed message that is due (``now`` in ms) where it belongs; return their
         number.
 
         Raises :class:`ClosedError`, :class:`StorageError` and :class:`WritesRefusedError`.
@@ -167,7 +167,7 @@ class Housekeeping:
     # Retention
 
     def clean(self, now: float | None, *, manual: bool) -> int:
-        """Delete expired log files, then the files of queues and index that point to them; gives
+        """Delete expired log files, then the files of queues and index that point to them; return
         the number of log files. ``manual``: at any hour. Raises :class:`StorageError`."""
         try:
             return self._clean(time.time() if now is None else now, manual=manual)

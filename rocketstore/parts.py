@@ -107,7 +107,7 @@ class Parts:
 
     def look_at_log(self, *, dirty: bool = False) -> DamageError | None:
         """Look whether another program has taken away files of the log, all or those that are not
-        synced; give an error for the last one. Raises :class:`StorageError`."""
+        synced; return an error for the last one. Raises :class:`StorageError`."""
         files = self.commitlog.files
         error = None
         for file in files.dirty() if dirty else files.files.values():

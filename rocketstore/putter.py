@@ -222,7 +222,7 @@ class Putter:
         return PutResult(offset, size, queue_id, ordinal, now, store_host)
 
     def _make_room(self, size: int) -> int:
-        """Make room for a record; gives its place in the last file."""
+        """Make room for a record; return its place in the last file."""
         if size > self._max_size:
             raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
         state = self._state

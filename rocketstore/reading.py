@@ -130,7 +130,7 @@ def _walk_units(
     most: int,
     max_bytes: int,
 ) -> int:
-    """Add the messages of the units until the answer is full; gives the units consumed."""
+    """Add the messages of the units until the answer is full; return the units consumed."""
     commitlog = parts.commitlog
     read, view = commitlog.read, commitlog.view
     base, written = commitlog.base, commitlog.at

@@ -144,17 +144,29 @@ class Store:
         unique_key: str | None = None,
         **fields: Unpack[PutFields],
     ) -> PutResult:
-        """Store one message; found by queue and key from now on. O(size).
+        """Store one message, which is found by queue and key from now on. O(size).
 
-        ``fields`` are what few messages have: ``properties``, ``delay``, ``flag``, ``sys_flag``,
-        ``born_timestamp``, ``born_host``, ``store_host``, ``reconsume_times``,
-        ``prepared_transaction_offset`` and ``wait``. ``properties`` may also be bytes, which are
-        stored as they are. ``delay`` is a level from 1 to 18: the message is delivered to its
-        topic after that time. ``wait=False`` (or property WAIT=false) does not wait for the disk
-        under ``durability="fsync"``.
+        Args:
+            topic: The topic.
+            body: The body.
+            queue_id: The queue's number in the topic.
+            tags: A tag that consumers can ask for.
+            keys: One key, keys separated by spaces, or several.
+            unique_key: RocketMQ's UNIQ_KEY.
+            fields: What few messages have: ``properties`` (bytes are stored as they are), ``delay``
+                (a level from 1 to 18, after which it is delivered to its topic), ``flag``,
+                ``sys_flag``, ``born_timestamp``, ``born_host``, ``store_host``,
+                ``reconsume_times``, ``prepared_transaction_offset``, and ``wait``: False, or the
+                property WAIT=false, does not wait for the disk under ``durability="fsync"``.
 
-        Raises :class:`UsageError` for input over a limit, :class:`StorageError` when the disk is
-        full (nothing is stored then), :class:`WritesRefusedError` after an earlier failure.
+        Raises:
+            UsageError: Input is over a limit.
+            StorageError: The disk is full; nothing was stored.
+            WritesRefusedError: An earlier write failed.
+
+        Example:
+            >>> store.put("orders", b"paid", keys="o-17", tags="new").queue_offset
+            0
         """
         return self._putter.put(topic, body, queue_id, tags, keys, unique_key, fields)
 
@@ -175,11 +187,24 @@ class Store:
     ) -> BatchResult:
         """Store many messages of one topic and queue, in order, with one copy and one sync.
 
-        ``tags``, ``keys`` and ``unique_keys`` are one text for each message (``tags`` and ``keys``
-        also one for all); several keys of a message are separated by a space. The result is what
-        as many :meth:`put` would store with one clock reading. Errors as there; all input is
-        checked before anything is stored, but a disk that fills up in the middle leaves the first
-        messages stored.
+        The result is what as many :meth:`put` calls would store with one clock reading.
+
+        Args:
+            topic: The topic.
+            bodies: The bodies.
+            queue_id: The queue's number in the topic.
+            tags: One for all, or one for each message.
+            keys: One for all, or one text for each message; a space separates several keys.
+            unique_keys: One for each message.
+            properties: Properties of all messages.
+            flag: RocketMQ's flag of all messages.
+            born_timestamp: Milliseconds since 1970. None: now.
+            born_host: The publisher's address. None: this host's.
+            wait: Wait for the disk under ``durability="fsync"``.
+
+        Raises:
+            StoreError: As :meth:`put`. All input is checked before anything is stored, but a disk
+                that fills up in the middle leaves the first messages stored.
         """
         return self._batch_putter.put_many(
             topic, bodies, queue_id, tags, keys, unique_keys, properties, flag, born_timestamp,
@@ -229,9 +254,21 @@ class Store:
         most: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
     ) -> GetResult:
-        """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
-        RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
-        RocketMQ's caps on one answer. O(messages)."""
+        """Return messages of a queue with RocketMQ's status and next offset. O(messages).
+
+        Args:
+            topic: The topic.
+            queue_id: The queue's number in the topic.
+            offset: The ordinal of the first one.
+            max_num: How many are wanted.
+            tags: ``"A || B"``, matched by hash.
+            most: RocketMQ's cap on the messages of one answer.
+            max_bytes: RocketMQ's cap on the bytes of one answer.
+
+        Example:
+            >>> store.get("orders", 0, 0).messages[0].body
+            b'paid'
+        """
         state = self._state
         if state.lock.is_mine():
             refuse_twice()
@@ -250,11 +287,15 @@ class Store:
         return found
 
     def lookup(self, offset: int | str) -> StoredMessage | None:
-        """The message at a physical offset, or with an offset message id; ``None`` if no record
-        is there. A filler of a hole in the log is not a message. O(1).
+        """Return the message at a place in the log, or None if no record is there. O(1).
+
+        A filler of a hole in the log is not a message.
 
         As from every call, the body of a record that says that it is elsewhere raises
         :class:`DamageError`.
+
+        Args:
+            offset: A physical offset, or an offset message id.
         """
         if isinstance(offset, str):
             offset = parse_message_id(offset)[1]
@@ -286,11 +327,18 @@ class Store:
         *,
         exact: bool = True,
     ) -> list[StoredMessage]:
-        """Messages by key (one of KEYS, or the UNIQ_KEY) stored from ``begin`` to ``end`` (ms).
+        """Return messages by key (one of KEYS, or the UNIQ_KEY), oldest first.
 
-        ``exact``: the newest ``max_num`` that really have the key, each once, oldest first.
-        Otherwise what RocketMQ answers: at most 64, hash twins and duplicates among them, times
-        rounded to seconds. Cost: the length of the key's chain, not the size of the store.
+        The cost is the length of the key's chain, not the size of the store.
+
+        Args:
+            topic: The topic.
+            key: The key.
+            max_num: The most messages to return; the newest are taken.
+            begin: Stored at or after this time, milliseconds since 1970.
+            end: Stored at or before this time.
+            exact: Only messages that really have the key, each once. False: what RocketMQ answers,
+                at most 64, with hash twins and duplicates among them, and times in seconds.
         """
         if not isinstance(key, str) or (exact and not key):
             raise UsageError("the key is empty or no text")
@@ -318,10 +366,14 @@ class Store:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, *, as_rocketmq: bool = False
     ) -> int:
-        """Ordinal of the queue's first message stored at or after a time (ms), or the queue's end.
+        """Return the ordinal of a queue's first message stored at or after a time, or its end.
 
-        ``as_rocketmq``: what 4.9.3 answers, the nearest unit within one file, which it picks by
-        modification time.
+        Args:
+            topic: The topic.
+            queue_id: The queue's number in the topic.
+            timestamp: Milliseconds since 1970.
+            as_rocketmq: Answer as 4.9.3 does: the nearest unit within one file, which it picks by
+                modification time.
         """
         ask = reading.offset_by_time_as_rocketmq if as_rocketmq else reading.offset_by_time
         with self._state.lock:
@@ -329,7 +381,13 @@ class Store:
             return ask(self._parts, topic, queue_id, timestamp)
 
     def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
-        """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
+        """Return the message with an ordinal in a queue, or None if it is not there (any more).
+
+        Args:
+            topic: The topic.
+            queue_id: The queue's number in the topic.
+            queue_offset: The ordinal.
+        """
         with self._state.lock:
             missing = self._dispatcher.catch_up_or_less()
             found = reading.message_at(self._parts, topic, queue_id, queue_offset)
@@ -338,7 +396,13 @@ class Store:
         return found
 
     def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
-        """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
+        """Yield all messages of a queue, those put meanwhile too. Changes nothing.
+
+        Args:
+            topic: The topic.
+            queue_id: The queue's number in the topic.
+            offset: The ordinal of the first one.
+        """
         while True:
             with self._state.lock:
                 missing = self._dispatcher.catch_up_or_less()
@@ -384,8 +448,18 @@ class Store:
     def commit_offset(
         self, group: str, topic: str, queue_id: int, offset: int, *, broadcast: bool = False
     ) -> None:
-        """Note the next offset a group will ask for. Kept in ``config/consumerOffset.json``,
-        written by the background thread, :meth:`checkpoint` and :meth:`close`."""
+        """Note the next offset that a group will ask for.
+
+        It is kept in ``config/consumerOffset.json``, which the background thread,
+        :meth:`checkpoint` and :meth:`close` write.
+
+        Args:
+            group: The consumer group.
+            topic: The topic.
+            queue_id: The queue's number in the topic.
+            offset: The next ordinal.
+            broadcast: Keep it for a consumer that gets every message, in ``localOffset.json``.
+        """
         with self._state.lock:
             self._state.check_writable()
             self._offsets_of(broadcast).commit(group, topic, queue_id, offset)
@@ -393,7 +467,14 @@ class Store:
     def fetch_offset(
         self, group: str, topic: str, queue_id: int, *, broadcast: bool = False
     ) -> int:
-        """The offset committed last; -1 if there is none."""
+        """Return the offset that was committed last, or -1.
+
+        Args:
+            group: The consumer group.
+            topic: The topic.
+            queue_id: The queue's number in the topic.
+            broadcast: As in :meth:`commit_offset`.
+        """
         with self._state.lock:
             self._state.check_open()
             return self._offsets_of(broadcast).fetch(group, topic, queue_id)
@@ -409,15 +490,29 @@ class Store:
     # Housekeeping
 
     def deliver_due(self, now: int | None = None) -> int:
-        """Put delayed messages whose time (ms) has come where they belong; gives their number.
-        After a crash, and after a call that Ctrl-C ended, one may be delivered
-        again; none is lost."""
+        """Put delayed messages whose time has come into their topics.
+
+        After a crash, or a call that Ctrl-C ended, one may be delivered again. None is lost.
+
+        Args:
+            now: Milliseconds since 1970. None: the clock's.
+
+        Returns:
+            How many messages were delivered.
+        """
         self._state.check_writable()
         return self._housekeeping.deliver_due(self.options.clock() if now is None else now)
 
     def clean(self, now: float | None = None) -> int:
-        """Delete expired files of the log now, and what of queues and index points to them; gives
-        the number of log files. Without a ``retention`` option: RocketMQ's 72 hours."""
+        """Delete expired files of the log now, with what points to them in queues and index.
+
+        Args:
+            now: Seconds since 1970. None: the clock's.
+
+        Returns:
+            How many log files were deleted. Without a ``retention`` option RocketMQ's 72 hours
+            hold.
+        """
         check_alone(self._state.lock)
         self._state.check_writable()
         return self._housekeeping.clean(now, manual=True)

@@ -299,7 +299,7 @@ def create(fs: FileSystem, path: PathLike) -> int:
 
 @contextmanager
 def created(fs: FileSystem, path: PathLike) -> Iterator[int]:
-    """Create a file, as :func:`create`, for the block of a ``with`` statement; gives its
+    """Create a file, as :func:`create`, for the block of a ``with`` statement; yield its
     descriptor."""
     fd = create(fs, path)
     try:
@@ -310,7 +310,7 @@ def created(fs: FileSystem, path: PathLike) -> Iterator[int]:
 
 @contextmanager
 def opened(fs: FileSystem, path: PathLike, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file for the block of a ``with`` statement; gives its descriptor. Raises
+    """Open a file for the block of a ``with`` statement; yield its descriptor. Raises
     :class:`OSError`."""
     fd = fs.open(path, flags | os.O_CLOEXEC)
     try:
@@ -452,7 +452,7 @@ def read_optional(fs: FileSystem, path: PathLike, most: int | None = None) -> by
 
 def map_optional(fs: FileSystem, path: PathLike) -> bytes | _mmap.mmap | None:
     """Read a whole file, as :func:`read_optional`; a large one is mapped, which costs a tenth of a
-    copy of it. Only for who keeps others from making it shorter: past its end no map may be
+    copy of it. The caller must keep others from making it shorter: past its end no map may be
     touched.
 
     All of it has been read on return: a place that the disk can't read is an :class:`OSError` here,

@@ -244,7 +244,7 @@ def _runs(pid: int) -> bool:
 
 
 _held: weakref.WeakSet[LockFile] = weakref.WeakSet()
-"""Those that were opened: a child closes them."""
+"""Files that were opened: a child closes them."""
 _forks_begun = _forks_ended = 0
 
 

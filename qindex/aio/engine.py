@@ -138,7 +138,7 @@ class Engine:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish one message to several queues; gives its seq_id in each, in their order.
+        """Publish one message to several queues; return its seq_id in each, in their order.
 
         Cancelled, it is published all the same. See :meth:`qindex.engine.engine.Engine.publish_to`.
         """
@@ -193,8 +193,8 @@ class Engine:
 
     async def close(self, drain: float = 0) -> None:
         """Confirm what waits for it, flush, and close the engine; raises as
-        :meth:`qindex.engine.engine.Engine.close`, and drains as that does. Those who wait for
-        messages get :class:`~journal.errors.ClosedError`. A cancellation ends the waiting for
+        :meth:`qindex.engine.engine.Engine.close`, and drains as that does. Calls that wait
+        for messages get :class:`~journal.errors.ClosedError`. A cancellation ends the waiting for
         acks (``drain``), and is raised when all is closed."""
         if self.closed:
             return

@@ -52,7 +52,7 @@ class Port:
         self._given_back: dict[Queue, tuple[_GivenBack, Waiting]] = {}
 
     def publish(self, queue: Queue, body: bytes) -> asyncio.Future[int]:
-        """Note a plain message; gives a future of its seq_id, resolved when it is on disk.
+        """Note a plain message; return a future of its seq_id, resolved when it is on disk.
 
         It is appended before the next turn of the loop, whatever becomes of the future; before
         anything else is, by this loop, if who does so calls :meth:`append`.

@@ -95,7 +95,7 @@ class Queue:
         until: Until = "acked",
         priority: int | None = None,
     ) -> int:
-        """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
+        """Append a message; return its seq_id. With ``confirm=True`` it is on disk then.
 
         The message is appended before the first suspension, or, where it is to be confirmed, in
         the same turn of the loop, in the order of the calls: cancelled, this gives up waiting, and
@@ -127,7 +127,8 @@ class Queue:
             and len(given) <= self._state.most_plain
             and len(given) <= _ON_LOOP
         ):
-            # Such a message waits for no room. Those of one turn of the loop are appended together.
+            # Such a message waits for no room. Messages of one turn of the loop are appended
+            # together.
             seq = await self._ports.here().publish(self._queue, given)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
@@ -211,7 +212,7 @@ class Queue:
         at: datetime | None = None,
         priority: int | None = None,
     ) -> range:
-        """Append a batch, in order, with one write; gives the range of its seq_ids. See
+        """Append a batch, in order, with one write; return the range of its seq_ids. See
         :meth:`qindex.queue.queue.Queue.publish_many`.
 
         As :meth:`publish`: appended, all of it, before the first suspension.
@@ -391,7 +392,7 @@ class Queue:
     async def await_settled(
         self, given: list[Delivery], timeout: float | None, stopped: Callable[[], bool]
     ) -> list[Delivery]:
-        """Wait until one of these is settled, the time is up, or ``stopped()``; gives those that
+        """Wait until one of these is settled, the time is up, or ``stopped()``; return those that
         are not settled."""
         state = self._state
         deadline = deadline_after(timeout)
@@ -431,7 +432,7 @@ class Queue:
             await self._ports.here().durable(queue)
 
     async def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
+        """Acknowledge all outstanding deliveries with a seq_id up to this one; return their
         number."""
         count = self._settler.ack_up_to(seq_id, waits=False)
         if self._sync_each and count:
@@ -542,7 +543,7 @@ class Queue:
         return await asyncio.to_thread(partial(self._queue.redrive, **options))
 
     async def purge(self) -> int:
-        """Drop all ready messages; gives their number."""
+        """Drop all ready messages; return their number."""
         return await self._aside_run(self._queue.purge)
 
     async def flush(self) -> None:

@@ -125,7 +125,7 @@ class Wire(asyncio.Protocol):
         return number
 
     async def request(self, *values: Any) -> list[Any]:
-        """Make a request; gives what its reply has."""
+        """Make a request; return what its reply has."""
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         number = self.tell(*values)
         self._waiting[number] = future, values[0]
@@ -345,7 +345,7 @@ class SharedQueue(Opens):
         await self._run(calls.ack_many(self, listed))
 
     async def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
+        """Acknowledge all outstanding deliveries with a seq_id up to this one; return their
         number."""
         return int((await self._call(ANY, wire.ACK_UP_TO, seq_id))[0])
 
@@ -381,7 +381,7 @@ class SharedQueue(Opens):
         return await asyncio.to_thread(call)
 
     async def purge(self) -> int:
-        """Drop all ready messages; gives their number."""
+        """Drop all ready messages; return their number."""
         return int((await self._call(ANY, wire.PURGE))[0])
 
     async def flush(self) -> None:
@@ -699,7 +699,7 @@ class SharedEngine:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[FanOutOptions],
     ) -> list[int]:
-        """Publish one message to several queues; gives its seq_id in each, in their order."""
+        """Publish one message to several queues; return its seq_id in each, in their order."""
         message = message_of(body, key, headers, properties, time_ns())
         given = calls.options_of(options, FanOutOptions)
         names, parts = listed(queues, "queues"), calls.message_parts(message)

@@ -105,7 +105,8 @@ class Helper:
         return await to_the_end(self.submit(call))
 
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Call it in the thread; gives a future. Raises :class:`ClosedError` after :meth:`stop`."""
+        """Call it in the thread; return a future. Raises :class:`ClosedError` after
+        :meth:`stop`."""
         loop = running_loop()
         try:
             return loop.run_in_executor(self._executor, call)

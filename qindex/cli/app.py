@@ -216,7 +216,7 @@ def _top(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; gives the exit code. Never raises, and never prints a traceback."""
+    """Run the command line; return the exit code. Never raises, and never prints a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.lastResort = NoteHandler(logging.WARNING)
     try:

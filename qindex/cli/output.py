@@ -66,7 +66,7 @@ class NoteHandler(logging.Handler):
 
 
 def print_findings(findings: Iterable[Finding]) -> int:
-    """Print one line for each to standard error; gives the exit code, 1 when there was one."""
+    """Print one line for each to standard error; return the exit code, 1 when there was one."""
     code = 0
     for finding in findings:
         print_note(str(finding))

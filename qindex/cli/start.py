@@ -23,7 +23,7 @@ def _open_missing_streams() -> None:
 
 
 def main() -> int:
-    """Run the command line; gives the exit code."""
+    """Run the command line; return the exit code."""
     _open_missing_streams()
     try:
         from qindex.cli.app import main as run

@@ -78,7 +78,7 @@ def _line(finding: Finding) -> str:
 
 
 def _rocket_directory(directory: str) -> str | None:
-    """Tell where a RocketMQ store is in the directory, if it is one."""
+    """Return where a RocketMQ store is in the directory, if it is one."""
     for inner in _ROCKET_DIRECTORIES:
         if os.path.isdir(os.path.join(directory, inner)):
             return os.path.join(directory, os.path.dirname(inner))

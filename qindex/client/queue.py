@@ -269,7 +269,7 @@ class SharedQueue(Opens):
     ) -> SharedConsumer:
         """Yield messages as they come; see :meth:`qindex.queue.queue.Queue.consume`.
 
-        The server sends up to ``prefetch`` messages ahead. Those that the loop was not given go
+        The server sends up to ``prefetch`` messages ahead. Messages that the loop was not given go
         back as it ends, and do not count as delivered.
         """
         return SharedConsumer(self, prefetch, timeout, lease)
@@ -353,7 +353,7 @@ class SharedQueue(Opens):
         return redrive(self, **options)
 
     def purge(self) -> int:
-        """Drop all ready messages; gives their number. Those with consumers stay theirs."""
+        """Drop all ready messages; return their number. Those with consumers stay theirs."""
         return int(self._call(ANY, wire.PURGE)[0])
 
     def flush(self) -> None:

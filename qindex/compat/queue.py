@@ -174,8 +174,11 @@ class Taken:
         return self._delivery.settled
 
     def done(self) -> None:
-        """Say that this item is done with: it does not come again. Raises :class:`UsageError`
-        where that was said, or it was given back."""
+        """Settle this item: it does not come again.
+
+        Raises:
+            UsageError: It was settled or given back before.
+        """
         self._queue._settle(self._delivery, again=False)
 
     def give_back(self) -> None:
@@ -396,7 +399,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
 
     def retry_unreadable(self) -> int:
         """Put what was set aside in the dead-letter queue back, after all others, where an item
-        can be made of it again; gives how many that were."""
+        can be made of it again; return how many that were."""
         with self.mutex:
             self._check_open()
             if self._dead_letter not in self._engine.queue_names():

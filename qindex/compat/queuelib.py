@@ -75,7 +75,7 @@ class FifoDiskQueue:
             raise
 
     def _look(self) -> list[str]:
-        """Make the directory if need be; gives the marks in it."""
+        """Make the directory if need be; return the marks in it."""
         try:
             os.makedirs(self.path, exist_ok=True)
             taken = sorted(os.listdir(self.path))
@@ -89,7 +89,7 @@ class FifoDiskQueue:
         return taken
 
     def _mark(self, marks: list[str]) -> None:
-        """Note how the queue is used. One of the other order is refused, unless it is empty."""
+        """Note how the queue is used. A queue of the other order is refused, unless it is empty."""
         mine = _MARKS[self._order]
         if marks == [mine]:
             return

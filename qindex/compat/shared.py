@@ -142,7 +142,7 @@ def _see_to() -> None:
 
 
 def _count_one() -> tuple[str, _Use, qindex.Engine] | None:
-    """Count one that was given back; gives its use where it was the last one. Lock held."""
+    """Count one that was given back; return its use where it was the last one. Lock held."""
     if not _given_back:
         return None  # another thread has
     engine = _given_back.popleft()

@@ -38,7 +38,7 @@ class Values:
         self._turn_name = f"{name}.turn"
 
     def put(self, key: str, value: bytes, *, expiring: bool = False) -> None:
-        """Set a value, in place of one that there is."""
+        """Set a value, replacing an earlier one."""
         priority, ttl = (0, self._expires) if expiring else (_KEPT, None)
         seq_id = self._queue.publish(value, key=key, priority=priority, ttl=ttl)
         found = self._queue.find(key, MOST)

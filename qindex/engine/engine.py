@@ -39,8 +39,8 @@ from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
-from qindex.engine.move_recovery import finish_moves, finish_transactions
 from qindex.engine.moves import Moves
+from qindex.engine.transaction_recovery import finish_transactions
 from qindex.engine.transactions import Transaction, Transactions
 from qindex.format import layout
 from qindex.format.message import Body, Message, message_of
@@ -202,7 +202,7 @@ class Engine:
         """Finish what a crash cut short, and start what runs by itself."""
         options = self.options
         try:
-            self._finish_moves()
+            self._finish_transactions()
             self._wake_expiring()
             if options.background:
                 self._housekeeper = Housekeeper(
@@ -241,24 +241,18 @@ class Engine:
                     "%s: its messages expire once it is used: %s", resting.directory, error
                 )
 
-    def _finish_moves(self) -> None:
-        """Finish the moves that a crash cut short. The queues they touch stay open: closing them
-        would need room on the disk."""
+    def _finish_transactions(self) -> None:
+        """Finish the transactions and moves that a crash cut short. The queues they touch stay
+        open: closing them would need room on the disk."""
 
         def queue_of(name: str) -> QueueParts | None:
             return self._parts_of(name) if self._is_there(checked_name(name)) else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
-        fs, directory = self._fs, self.directory
-        finished = [
-            # First: what a transaction has published may have been moved since.
-            finish_moves(fs, directory, queue_of, hurt, repair=self.options.repair),
-            finish_transactions(fs, directory, queue_of, hurt, self.findings),
-        ]
-        if any(finished):
+        remove = finish_transactions(self._fs, self.directory, queue_of, hurt, self.findings)
+        if remove is not None:
             for queue in self._awake_queues():
                 queue._parts.flusher.sync()
-        for remove in filter(None, finished):
             remove()
 
     def _is_there(self, raw: bytes) -> bool:
@@ -714,7 +708,7 @@ class Engine:
 
     def _delete_queue(self, name: str, raw: bytes) -> int:
         self._moves.settle()
-        with self._lock:
+        with self._lock, self._moves.forgetting():
             plain = directory_name(self._vhost, raw)
             queue = self._awake.get(plain)
             fs = self._fs
@@ -754,9 +748,6 @@ class Engine:
                 path = os.path.join(self._queues_directory, hashed)
                 with storage_errors(path, "the queue can't be deleted"):
                     self._remove_directory(hashed, ids)
-        # Acks that were committed are not to count for a new queue of this name.
-        self._moves.settle()
-        self._moves.log.forget_ended()
         return count
 
     def _remove_directory(self, hashed: str, stored: Sequence[bytes] = ()) -> None:

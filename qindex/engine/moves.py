@@ -1,43 +1,43 @@
-"""Moving messages to a dead-letter queue: in one of the two queues at any time, whatever crashes.
+"""Moves of messages to another queue, and what is left to do of transactions that are committed.
 
-One move, of one or more messages (*commit point*: 2):
+A move is a transaction (:mod:`qindex.engine.transactions`): some messages are published in the
+target, and as many are acknowledged in the source.
 
-1. An intent goes to ``qindex.moves``, with the seq_ids that the messages will have in the target.
-2. The messages are appended to the target, and the intent is marked as done. The target's lock is
-   held meanwhile: nobody takes a message before it is noted where it is.
-3. The target is synced, then they are acknowledged in the source, then the source is synced.
-4. Without any move under way the file of intents is emptied.
+1. The messages that are about to come are noted in ``qindex.transactions``, and appended to the
+   target as pending: nobody is given them.
+2. With ``durability="fsync"`` the target is synced.
+3. What is acknowledged in the source is noted (*commit point*). The messages become ready, and they
+   count no more in the source.
+4. The acks reach the journal of the source, once the file and the target are durable.
+5. The source is synced, and the move is forgotten.
 
-With ``durability="fsync"`` all of it is done on return, the intent synced first; what threads ask
-for while one does this waits, and is then done as one move. Otherwise 3 and 4
-wait for many moves at a time: for :data:`_MOST_PENDING` of them, the engine's idle time, a sync, or
-the close; the source's entries stay unacknowledged meanwhile, so that no loss of power can take
-the message from both queues. :mod:`qindex.engine.move_recovery` finishes at open
-what a crash cut short.
+With ``durability="fsync"`` 4 is done on return, and what threads ask for while one moves waits, and
+is then done together: they share the syncs. Otherwise 4 waits for many moves at a time: for
+:data:`_MOST_PENDING` of them, the engine's idle time, a sync, or the close. So does 5, always. The
+source's entries stay unacknowledged until 4, so that no loss of power takes a message from both
+queues. :mod:`qindex.engine.transaction_recovery` finishes at open what a crash cut short.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby, islice
 from time import monotonic
+from typing import Protocol
 
-from journal.errors import ClosedError, QueueFullError, StorageError, StoreError, storage_errors
-from journal.fs.files import FileSystem, pwrite_all, unlink_if_there
+from journal.errors import ClosedError, QueueFullError, StoreError
+from journal.fs.files import FileSystem
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
 from journal.locks.sync import GroupCommit
 from journal.poison import Poison
-from qindex.engine.frame_file import FrameFile
 from qindex.engine.transaction_log import Noted, TransactionLog
-from qindex.format import layout
 from qindex.format.message import Message
-from qindex.format.moves import DONE, Intent, pack_intent
+from qindex.format.transactions import SYNCED, pack_batch, pack_boot, pack_committed
 from qindex.options import Options
 from qindex.queue.dead_letter import Letter, NotMovedError, goes_round, with_death
 from qindex.queue.dead_letters import DeadLetters
@@ -54,16 +54,115 @@ _MOST_PENDING = 1024
 
 
 class _Request:
-    """One call of :meth:`Moves.move`: where to (``target``), what is ``left``, and why
-    (``error``)."""
+    """One call of :meth:`Moves.move`: which ``letters``, where to (``target``), what is ``left``,
+    and why (``error``)."""
 
-    __slots__ = ("error", "left", "source", "target")
+    __slots__ = ("error", "left", "letters", "source", "target")
 
-    def __init__(self, source: DeadLetters, letters: list[Letter]) -> None:
+    def __init__(self, source: DeadLetters, letters: Sequence[Letter]) -> None:
         self.source = source
+        self.letters = letters
         self.target: QueueParts | None = None
-        self.left = letters
+        self.left = list(letters)
         self.error: StoreError | None = None
+
+    def keep(self, seqs: Container[int]) -> None:
+        """Note which letters are left."""
+        self.left = [one for one in self.letters if one.seq_id in seqs]
+
+    def take_back(self, moves: Sequence[_Move], error: StoreError) -> None:
+        """Note that moves have failed."""
+        failed = [one.letters for one in moves if one.source is self.source]
+        self.keep({letter.seq_id for letters in [self.left, *failed] for letter in letters})
+        self.error = self.error or error
+
+
+class _Move:
+    """Letters of one source on their way. It takes notes of their append to their target.
+
+    ``seqs``: the seq_ids that they have there, in their level; empty before.
+    """
+
+    __slots__ = ("_round", "letters", "seqs", "source", "target")
+
+    def __init__(
+        self, one_round: _Round, source: DeadLetters, target: QueueParts, letters: Sequence[Letter]
+    ) -> None:
+        self._round = one_round
+        self.source = source
+        self.target = target
+        self.letters = letters
+        self.seqs = range(0)
+
+    @property
+    def state(self) -> QueueState:
+        """The level of the target that the letters are in."""
+        return self.target.state
+
+    def before(self, first: int, items: Sequence[Prepared]) -> None:
+        """Announce the messages."""
+        state = self.target.state
+        ids = [item.msg_id for item in items]
+        self._round.announce(state.name, state.base + first, ids)
+
+    def after(self) -> None:
+        """Keep them from all readers."""
+        index = self.target.state.index
+        self.seqs = range(index.next_seq - len(self.letters), index.next_seq)
+        for seq in self.seqs:
+            index.pend(seq)
+        self._round.moves.append(self)
+
+    def take_back(self) -> None:
+        """Drop them if they are there: what follows their append has failed."""
+        if self in self._round.moves:
+            self._round.moves.remove(self)
+            self.drop()
+
+    def admit(self) -> None:
+        """Let them be delivered."""
+        state, due = self.target.state, self.letters[0].due
+        with state.lock, state:
+            for seq in self.seqs:
+                state.admit(seq, due)
+
+    def drop(self) -> None:
+        """Drop them, as nobody has seen them. Raises :class:`StoreError`."""
+        self.target.letters.drop_all(self.seqs)
+
+
+class _Round:
+    """Moves that are done together: one transaction. ``moves``: what is in its target."""
+
+    __slots__ = ("log", "moves", "noted")
+
+    def __init__(self, log: TransactionLog) -> None:
+        self.log = log
+        self.noted: Noted = log.begin()
+        self.moves: list[_Move] = []
+
+    def announce(self, queue: str, first: int, ids: list[bytes]) -> None:
+        """Note which messages come. Raises :class:`StorageError`."""
+        self.log.note(self.noted, pack_batch(self.noted.number, queue, first, ids))
+
+    def commit(self, boot: bytes) -> None:
+        """Note that they are moved. Raises :class:`StorageError`."""
+        acks = [
+            (move.source.name, [one.base + one.seq_id for one in move.letters])
+            for move in self.moves
+        ]
+        self.log.note(self.noted, pack_committed(self.noted.number, boot, acks))
+
+
+class Undoable(Protocol):
+    """What a transaction has published in one queue."""
+
+    @property
+    def state(self) -> QueueState:
+        """The state of the queue."""
+
+    def drop(self) -> None:
+        """Drop it, as nobody has seen it. Raises :class:`StoreError`."""
 
 
 class _Pending:
@@ -90,14 +189,13 @@ class Moves:
         "_asked",
         "_background",
         "_closed",
-        "_file",
-        "_fs",
         "_idle",
         "_pending",
         "_queue_of",
         "_rounds",
         "_server",
         "_unsettled",
+        "_unsynced",
         "boot",
         "fsync",
         "lock",
@@ -115,16 +213,14 @@ class Moves:
         options: Options,
         alarm: Alarm,
     ) -> None:
-        self._fs = fs
         self.poison: Poison = poison
         self._queue_of = queue_of
         self.fsync: bool = options.durability == "fsync"
         self._background = options.background
         self._idle = options.rest_idle
         self._alarm = alarm
-        self.boot: bytes = fs.boot_id()
-        path = os.path.join(directory, layout.MOVES)
-        self._file = FrameFile(fs, path, poison, "a move", durable=self.fsync)
+        # The run of the operating system, as frames of commits have it.
+        self.boot: bytes = pack_boot(SYNCED if self.fsync else fs.boot_id())
         self.log: TransactionLog = TransactionLog(fs, directory, poison, durable=self.fsync)
         self.lock: CallLock = CallLock()
         # What threads ask for, and which of them is doing all of it.
@@ -137,10 +233,12 @@ class Moves:
         self._pending: dict[DeadLetters, _Pending] = {}
         # An alarm is set, to settle.
         self._alarmed: bool = False
-        # The transactions whose acks, or drops, are among them.
+        # The transactions whose acks are among them, or in the journals of these queues, where they
+        # are to be made durable; likewise their drops.
         self._unsettled: list[Noted] = []
+        self._unsynced: dict[QueueState, None] = {}
         self.pending: int = 0
-        """Messages that were moved, and whose source and target are to be made durable."""
+        """Messages that are to be acknowledged in their source."""
         self._closed = False
 
     def is_mine(self) -> bool:
@@ -154,18 +252,18 @@ class Moves:
         more in the source. Those that were not moved when this raises: :attr:`NotMovedError.left`.
         Where each move is synced, threads that come at a time share the syncs.
         """
-        request = _Request(source, list(letters))
+        request = _Request(source, letters)
         if self.fsync and self._server != threading.get_ident():
             self._asked.append(request)
             self._rounds.commit()
         else:
             # Or a move for the sake of which room is made for another one.
             self._serve([request])
+        self.follow_up(waits, _MOST_PENDING)
         if request.error is not None:
             raise NotMovedError(request.left, request.error) from request.error
         if request.target is not None:
             request.target.room.keep_within(waits)
-        self.settle_later(waits, _MOST_PENDING)
 
     def _serve_all(self) -> None:
         """Do what was asked for by now: one round of :attr:`_rounds`."""
@@ -185,24 +283,35 @@ class Moves:
             first = one.left[0] if one.left else None
             way = (None, 0) if first is None else (first.target, first.due)
             by_source.setdefault((id(one.source), *way), []).append(one)
-        for alike in by_source.values():
-            error = self._move_all(alike)
-            if isinstance(error, QueueFullError) and len(alike) > 1:
-                # What does not fit keeps nobody else's out.
-                for one in alike:
-                    one.error = self._move_all([one])
+        one_round = _Round(self.log)
+        moves = one_round.moves
+        try:
+            for alike in by_source.values():
+                error = self._move_all(alike, one_round)
+                if isinstance(error, QueueFullError) and len(alike) > 1:
+                    # What does not fit keeps nobody else's out.
+                    for one in alike:
+                        one.error = self._move_all([one], one_round)
+                else:
+                    for one in alike:
+                        one.error = error if one.left else None
+            if moves:
+                self._commit(one_round)
             else:
-                for one in alike:
-                    one.error = error if one.left else None
-        if self.fsync:
-            try:
-                self.settle()
-            except StoreError as error:
-                for one in requests:
-                    one.error = one.error or error
+                self.log.end_all((one_round.noted,))
+        except StoreError as failure:
+            self.undo(one_round.noted, moves)
+            for one in requests:
+                one.take_back(moves, failure)
+        except BaseException as failure:
+            if moves:
+                # What is in its targets can be neither committed nor dropped now.
+                self.poison.cut_short(failure)
+            raise
 
-    def _move_all(self, requests: Sequence[_Request]) -> StoreError | None:
-        """Move what is left of these, all of one source; gives why anything still is."""
+    def _move_all(self, requests: Sequence[_Request], one_round: _Round) -> StoreError | None:
+        """Append what is left of these, all of one source, to their target; gives why anything
+        still is left."""
         source = requests[0].source
         left = [letter for one in requests for letter in one.left]
         name = (left[0].target if left else None) or source.target
@@ -216,8 +325,9 @@ class Moves:
             most, growing = (1, True) if source.stuck else (_MOST_PENDING, False)
             while left:
                 some = self._next(target, left, most)
+                level = target.level_for(some[0].message)
                 try:
-                    self._move_some(source, target.level_for(some[0].message), some)
+                    self._append(_Move(one_round, source, level, some))
                 except QueueFullError:
                     if len(some) == 1:
                         raise
@@ -232,7 +342,7 @@ class Moves:
         finally:
             seqs = {one.seq_id for one in left}
             for one in requests:
-                one.left = [letter for letter in one.left if letter.seq_id in seqs]
+                one.keep(seqs)
         return None
 
     @staticmethod
@@ -267,28 +377,47 @@ class Moves:
         )
         return list(islice(group, most))
 
-    def _move_some(self, source: DeadLetters, target: QueueParts, letters: list[Letter]) -> None:
+    def _append(self, move: _Move) -> None:
+        """Append letters to their target, where nobody is given them yet. Raises
+        :class:`StoreError`; then they are not there."""
+        target, letters = move.target, move.letters
         producer = target.producer
-        items = [_prepared(producer, source.name, one) for one in letters]
-        seqs = [one.seq_id for one in letters]
-        persistent = letters[0].persistent
+        items = [_prepared(producer, move.source.name, one) for one in letters]
         held = target.room.take(items, 0, True)
-        known = [one.base + one.seq_id for one in letters]
-        intent = Intent(self.boot, source.name, target.state.name, 0, known, [])
-        note = _Note(self, intent, target.state.base)
+        try:
+            with self.lock:
+                self.check()
+                if letters[0].due:
+                    with target.state.lock, target.state:
+                        target.state.delays()
+                expiry, persistent = producer.expiry(None), letters[0].persistent
+                producer.store_and_append(items, expiry, persistent, held=held, notes=move)
+        except StoreError:
+            move.take_back()
+            raise
+        finally:
+            target.room.give_back(held)
+
+    def _commit(self, one: _Round) -> None:
+        """Commit moves. Raises :class:`StoreError`: then they are to be undone, or writes are
+        refused from now on."""
         with self.lock:
+            self.check()
+            targets = dict.fromkeys(move.state for move in one.moves)
+            for target in targets:
+                target.lock.check()  # it may have been deleted
+                if self.fsync:
+                    target.sync_all()
+            one.commit(self.boot)
             try:
-                if self._closed:
-                    raise ClosedError("the engine is closed")
-                self.poison.check()
-                expiry = producer.expiry(None)
-                producer.store_and_append(
-                    items, expiry, persistent, held=held, notes=note, due=letters[0].due
-                )
-            finally:
-                target.room.give_back(held)
-            source.moved(letters)
-            self._add_pending(source, seqs, [target.state])
+                for move in one.moves:
+                    move.admit()
+                    move.source.moved(move.letters)
+                    seqs = [letter.seq_id for letter in move.letters]
+                    self.settle_with(one.noted, move.source, seqs, [move.state])
+            except StoreError as error:
+                self.poison.cut_short(error)
+                raise
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -304,21 +433,6 @@ class Moves:
     ) -> None:
         """Acknowledge entries of ``source``, which a transaction counts as gone, once ``targets``
         are durable, and forget the transaction once the source is. :attr:`lock` held."""
-        self._add_pending(source, seqs, targets)
-        unsettled = self._unsettled
-        if not unsettled or unsettled[-1] is not noted:
-            unsettled.append(noted)
-
-    def settle_later(self, waits: bool, most: int) -> None:
-        """See to it that :meth:`settle` is called in a while; ``waits``: or now, if it has ``most``
-        entries to acknowledge, or transactions to forget."""
-        if waits and max(self.pending, len(self._unsettled)) >= most:
-            self.settle()
-        elif not self._alarmed and (self._background or not waits):
-            self._alarmed = True
-            self._alarm.set(self, monotonic() + self._idle)
-
-    def _add_pending(self, source: DeadLetters, seqs: list[int], targets: list[QueueState]) -> None:
         pending = self._pending.get(source)
         if pending is None:
             pending = self._pending[source] = _Pending()
@@ -327,58 +441,106 @@ class Moves:
             if target not in pending.targets:
                 pending.targets.append(target)
         self.pending += len(seqs)
+        self._forget_later(noted)
 
-    # -- the file -------------------------------------------------------------------------------
+    def _forget_later(self, noted: Noted) -> None:
+        unsettled = self._unsettled
+        if not unsettled or unsettled[-1] is not noted:
+            unsettled.append(noted)
 
-    def announce(self, intent: Intent) -> None:
-        """Note what is about to be done; durably if all is to be."""
-        self._file.append(pack_intent(intent))
-
-    def conclude(self) -> None:
-        """Note that what was announced last is done. The byte is there already: this can't meet a
-        full disk."""
-        file = self._file
-        assert file.fd is not None
+    def undo(self, noted: Noted, parts: Iterable[Undoable]) -> None:
+        """Drop what a transaction has published, which is not committed. What can't be dropped is
+        left for the next open."""
+        self.log.end_one(noted)
+        whole = True
+        dropped: dict[QueueState, None] = {}
+        for part in parts:
+            try:
+                part.drop()
+            except ClosedError as error:
+                _log.info("%s", error)  # it was deleted, and its messages with it
+            except StoreError as error:
+                whole = False
+                _log.error("what a transaction published is dropped by the next open: %s", error)
+            else:
+                dropped[part.state] = None
+        if not (dropped and whole):
+            if whole:
+                self.log.end_all((noted,))
+            return
         try:
-            pwrite_all(self._fs, file.fd, DONE, file.end - 1)
-        except OSError as error:
-            failure = StorageError(file.path, "a move can't be noted", error)
-            self.poison.set(failure)
-            raise failure from error
+            with self.lock:
+                self._unsynced.update(dropped)
+                self._forget_later(noted)
+        except StoreError as error:
+            _log.error("what follows a rollback is left for later: %s", error)
+
+    def follow_up(self, waits: bool, most: int) -> None:
+        """Do what follows a commit or a rollback, which no error may deny: it is logged. The rest
+        is done in a while; ``waits``: or now, if there are ``most`` entries to acknowledge, or
+        transactions to forget."""
+        try:
+            if self.fsync and self._pending:
+                with self.lock:
+                    self._acknowledge()
+            is_done = waits and max(self.pending, len(self._unsettled)) >= most
+            if is_done:
+                self.settle()
+        except StoreError as error:
+            _log.error("what follows a commit is left for later: %s", error)
+            is_done = waits = False
+        if not (is_done or self._alarmed) and (self._background or not waits):
+            self._alarmed = True
+            self._alarm.set(self, monotonic() + self._idle)
 
     # -- making durable -------------------------------------------------------------------------
 
     def is_behind(self) -> bool:
-        """Return whether :meth:`settle` has anything to do."""
+        """Return whether :meth:`settle` has anything to do for the sake of durability."""
         return bool(self._pending) or self.log.unsynced
 
     def settle(self) -> None:
-        """Do what is left of all moves: sync targets, acknowledge in the sources, sync them."""
-        if self._pending:
+        """Do what is left of all moves and transactions."""
+        if self._pending or self._unsettled:
             with self.lock:
                 self._settle()
         if self.log.unsynced:
             self.log.sync()
 
     def _settle(self) -> None:
-        pending = dict(self._pending)
-        if self._unsettled:
+        if self._pending:
             self.log.sync()
-        for target in dict.fromkeys(target for one in pending.values() for target in one.targets):
-            _sync(target)
-        for source, one in pending.items():
+            targets = [target for one in self._pending.values() for target in one.targets]
+            for target in dict.fromkeys(targets):
+                _sync(target)
+            self._acknowledge()
+        for state in self._unsynced:
+            _sync(state)
+        self._unsynced.clear()
+        settled, self._unsettled = self._unsettled, []
+        self.log.end_all(settled)
+
+    def _acknowledge(self) -> None:
+        """Acknowledge in the sources what is in their targets, durably."""
+        for source, one in list(self._pending.items()):
             try:
                 source.end_moved(one.seqs)
             except ClosedError as error:
                 _log.info("%s", error)  # it was deleted, and its messages with it
+            self._unsynced[source.state] = None
             # The next one may fail, and is tried again then.
             del self._pending[source]
             self.pending -= len(one.seqs)
-        for source in pending:
-            _sync(source.state)
-        settled, self._unsettled = self._unsettled, []
-        self.log.end_all(settled)
-        self._file.empty(_log)
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Settle all, keep it so during a block that deletes a queue, and forget it durably: what
+        was acknowledged is not to count for a new queue of this name. Raises
+        :class:`StoreError`."""
+        with self.lock:
+            self._settle()
+            yield
+            self.log.forget_ended()
 
     def close(self) -> None:
         """Settle all, and take no more moves. Raises :class:`StorageError`: then the file stays,
@@ -386,34 +548,10 @@ class Moves:
         with self.lock:
             self._closed = True
             try:
-                if self._pending and self.poison.reason is None:
+                if self.poison.reason is None:
                     self._settle()
             finally:
-                was_open = self._file.close_file()
-            if was_open and not self._pending:
-                # If that fails, it says nothing that is wrong: the next open finds all of it done.
-                with storage_errors(self._file.path, "can't be removed"):
-                    unlink_if_there(self._fs, self._file.path)
-            self.log.close()
-
-
-class _Note:
-    """Notes one move: :class:`qindex.queue.prepared_message.Notes`."""
-
-    def __init__(self, moves: Moves, intent: Intent, base: int) -> None:
-        """``base``: what stands before the seq_ids of the target in those that users know."""
-        self._base = base
-        self._moves = moves
-        self._intent = intent
-
-    def before(self, first: int, items: Sequence[Prepared]) -> None:
-        """Announce the move."""
-        ids = [item.msg_id for item in items]
-        self._moves.announce(replace(self._intent, first=self._base + first, ids=ids))
-
-    def after(self) -> None:
-        """Conclude it."""
-        self._moves.conclude()
+                self.log.close()
 
 
 def _sync(queue: QueueState) -> None:

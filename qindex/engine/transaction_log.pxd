@@ -4,7 +4,6 @@ from libc.stdint cimport uint64_t
 
 from journal.locks.call_lock cimport CallLock
 from journal.memory cimport words
-from qindex.engine.frame_file cimport FrameFile
 
 
 @cython.final
@@ -14,13 +13,13 @@ cdef class Noted:
     cdef public bint is_over
 
 
-cdef class TransactionLog(FrameFile):
+cdef class TransactionLog:
     cdef object __weakref__
     cdef CallLock _lock
-    cdef public object _map, _numbers
-    cdef public Py_ssize_t _limit, _live_size
+    cdef public object _fd, _fs, _map, _numbers, _path, _poison
+    cdef public Py_ssize_t _end, _limit, _live_size
     cdef public dict _live
-    cdef public bint unsynced
+    cdef public bint _durable, unsynced
 
     cpdef Noted begin(self)
     @cython.locals(lock=CallLock, size=Py_ssize_t)

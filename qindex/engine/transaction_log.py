@@ -1,4 +1,5 @@
-"""The file ``qindex.transactions`` of an open engine (:mod:`qindex.format.transactions`).
+"""The file ``qindex.transactions`` of an open engine (:mod:`qindex.format.transactions`): the one
+log of all that spans queues.
 
 It is extended ahead of need and mapped, and a frame is stored into the map, as a record is into a
 journal (:mod:`journal.journal`): that costs a tenth of a ``write``.
@@ -14,19 +15,25 @@ from collections.abc import Collection
 from itertools import count
 
 from journal.errors import ClosedError, StorageError, storage_errors
-from journal.fs.files import FileSystem, read_file, replace_file, unlink_if_there
+from journal.fs.files import (
+    FileSystem,
+    close_quietly,
+    read_file,
+    replace_file,
+    unlink_if_there,
+)
 from journal.fs.written_map import map_writable
 from journal.locks.call_lock import CallLock, refuse_twice
 from journal.locks.lock_order import Rank
 from journal.memory import words
 from journal.poison import Poison
 from journal.room import allocate
-from qindex.engine.frame_file import FrameFile
 from qindex.format import layout
 from qindex.format.transactions import frames_of
 
 _log = logging.getLogger("qindex.transactions")
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _ROOM = 1 << 16
 """Bytes of room that the file gets at least, when it needs more."""
 _MOST_ROOM = 1 << 23
@@ -48,26 +55,37 @@ class Noted:
         self.is_over: bool = False
 
 
-class TransactionLog(FrameFile):
-    """The file. Thread-safe.
+class TransactionLog:
+    """The file, made by its first frame. Thread-safe.
 
     ``unsynced``: it has what power loss may take.
     """
 
     __slots__ = (
         "__weakref__",
+        "_durable",
+        "_end",
+        "_fd",
+        "_fs",
         "_limit",
         "_live",
         "_live_size",
         "_lock",
         "_map",
         "_numbers",
+        "_path",
+        "_poison",
         "unsynced",
     )
 
     def __init__(self, fs: FileSystem, directory: str, poison: Poison, *, durable: bool) -> None:
-        path = os.path.join(directory, layout.TRANSACTIONS)
-        super().__init__(fs, path, poison, "a transaction", durable=durable)
+        self._fs = fs
+        self._path = os.path.join(directory, layout.TRANSACTIONS)
+        self._poison = poison
+        self._durable: bool = durable
+        # Its descriptor, None before the first frame, and the bytes of it that count.
+        self._fd: int | None = None
+        self._end: int = 0
         self._lock = CallLock()
         self._lock.before_waiting = poison.order.add(Rank.TRANSACTIONS, self._lock._is_owned)
         self._map: mmap.mmap | None = None
@@ -100,15 +118,15 @@ class TransactionLog(FrameFile):
                 lock.wait_for_it()
             if noted.is_over:
                 raise ClosedError("the transaction is rolled back")
-            if self.end + size > self._limit:
+            if self._end + size > self._limit:
                 self._make_room(size)
             assert self._map is not None
-            words.store_record(self._map, self.end, frame)
+            words.store_record(self._map, self._end, frame)
             if self._durable:
-                self.sync_frame()
+                self._sync_frame()
             else:
                 self.unsynced = True
-            self.end += size
+            self._end += size
             if not noted.size:
                 self._live[noted.number] = noted
             noted.size += size
@@ -122,18 +140,42 @@ class TransactionLog(FrameFile):
         """Make room for ``size`` more bytes. Raises :class:`StorageError`; nothing has changed
         then."""
         self._poison.check()
-        if self.end >= _SHORTEN_FROM and 2 * self._live_size <= self.end:
+        if self._end >= _SHORTEN_FROM and 2 * self._live_size <= self._end:
             self._shorten()
-        limit = self.end + max(size, min(max(self.end, _ROOM), _MOST_ROOM))
+        limit = self._end + max(size, min(max(self._end, _ROOM), _MOST_ROOM))
         try:
-            fd = self.opened()
-            allocate(self._fs, fd, max(self._limit, self.end), limit)
+            fd = self._opened()
+            allocate(self._fs, fd, max(self._limit, self._end), limit)
             self._map = map_writable(self._fs, fd, limit)
         except OSError as error:
-            raise self.not_noted(error) from error
+            raise self._not_noted(error) from error
         self._limit = limit
         if self._poison.reason is not None:
             self.refuse()
+
+    def _opened(self) -> int:
+        """Open the file, if it is not, and return its descriptor. Raises :class:`OSError`."""
+        fs = self._fs
+        if self._fd is None:
+            if self._durable and not self._end:
+                # First: with a handle of the file, nobody would sync its name again.
+                fs.close(fs.open(self._path, _FLAGS))
+                fs.sync_dir(os.path.dirname(self._path))
+            self._fd = fs.open(self._path, _FLAGS)
+        return self._fd
+
+    def _not_noted(self, error: OSError) -> StorageError:
+        return StorageError(self._path, "a transaction can't be noted", error)
+
+    def _sync_frame(self) -> None:
+        """Make what was stored durable, or refuse writes. Raises :class:`StorageError`."""
+        assert self._fd is not None
+        try:
+            self._fs.fdatasync(self._fd)
+        except OSError as error:
+            failure = self._not_noted(error)
+            self._poison.set(failure)
+            raise failure from error
 
     def refuse(self) -> None:
         """Take no more frames: writes are refused."""
@@ -141,28 +183,33 @@ class TransactionLog(FrameFile):
 
     def _shorten(self) -> None:
         """Write the file anew, with what matters. Raises :class:`StorageError`."""
-        with storage_errors(self.path, "can't be read"):
-            data = frames_of(read_file(self._fs, self.path, self.end), self._live)
+        with storage_errors(self._path, "can't be read"):
+            data = frames_of(read_file(self._fs, self._path, self._end), self._live)
         self._let_go_of_map()
-        self.close_file()
+        self._close_file()
         try:
-            replace_file(self._fs, self.path, data)
+            replace_file(self._fs, self._path, data)
         except StorageError as error:
             if error.errno != errno.ENOSPC:
                 # Which of the two files has the name, and durably, is not known.
                 self._poison.set(error)
             raise
-        self.end: int = len(data)
+        self._end = len(data)
 
     def _let_go_of_map(self) -> None:
         self._map = None
         self._limit = 0
 
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_quietly(self._fs, fd, self._path)
+
     def forget_ended(self) -> None:
         """Keep only what matters, durably: seq_ids of a deleted queue will be given out again.
         Raises :class:`StorageError`."""
         with self._lock:
-            if not self.end:
+            if not self._end:
                 return
             self._poison.check()
             if self._live_size:
@@ -178,27 +225,35 @@ class TransactionLog(FrameFile):
                 self._live.pop(noted.number, None)
                 self._live_size -= noted.size
                 noted.size = 0
-            if not self._live and self.end >= _EMPTY_FROM:
+            if not self._live and self._end >= _EMPTY_FROM:
                 self._empty()
 
     def _empty(self) -> None:
-        if self._poison.reason is None:
-            # First: no map may be touched past the end of its file.
-            self._let_go_of_map()
-            if self.empty(_log):
-                self.unsynced = True
+        """Empty the file. If that fails, what stays is of things that are done: it says nothing
+        wrong, and more follows it."""
+        if self._poison.reason is not None or self._fd is None:
+            return
+        # First: no map may be touched past the end of its file.
+        self._let_go_of_map()
+        try:
+            self._fs.truncate(self._fd, 0)
+        except OSError as error:
+            _log.warning("%s: can't be emptied: %s", self._path, error)
+            return
+        self._end = 0
+        self.unsynced = True
 
     def sync(self) -> None:
         """Make all that was noted durable. Raises :class:`StorageError`."""
         with self._lock:
-            fd = self.fd
+            fd = self._fd
             if not self.unsynced or fd is None:
                 return
             self._poison.check()
             try:
                 self._fs.fdatasync(fd)
             except OSError as error:
-                failure = StorageError(self.path, "transactions can't be synced", error)
+                failure = StorageError(self._path, "transactions can't be synced", error)
                 self._poison.set(failure)
                 raise failure from error
             self.unsynced = False
@@ -208,7 +263,7 @@ class TransactionLog(FrameFile):
         :class:`StorageError`."""
         fs = self._fs
         with self._lock:
-            fd = self.fd
+            fd = self._fd
             if fd is None:
                 return
             self._let_go_of_map()
@@ -218,8 +273,8 @@ class TransactionLog(FrameFile):
                     # An old state of it must not come back, and undo what was committed.
                     fs.truncate(fd, 0)
                     fs.fdatasync(fd)
-                    unlink_if_there(fs, self.path)
+                    unlink_if_there(fs, self._path)
             except OSError as error:
-                raise StorageError(self.path, "can't be removed", error) from error
+                raise StorageError(self._path, "can't be removed", error) from error
             finally:
-                self.close_file()
+                self._close_file()

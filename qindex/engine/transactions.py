@@ -10,7 +10,7 @@ readers (:data:`qindex.index.segment.PENDING`). What it acknowledges is marked a
    acks reach the journals as those of moves do: after what was published is durable, many at a
    time.
 
-After a crash, recovery (:func:`qindex.engine.move_recovery.finish_transactions`) drops what a
+After a crash, recovery (:mod:`qindex.engine.transaction_recovery`) drops what a
 transaction without its commit has published, and acknowledges what a committed one acknowledges.
 
 With ``durability="fsync"`` each step is on disk before the next begins. Otherwise a sync of the
@@ -38,7 +38,6 @@ from qindex.format.entries import make_entry
 from qindex.format.message import Body, Message, message_of
 from qindex.format.transactions import (
     pack_ack,
-    pack_boot,
     pack_committed,
     pack_name,
     pack_published,
@@ -145,8 +144,7 @@ class Transactions:
         self.calls: Calls = calls
         self.parts_of: Callable[[str], QueueParts] = parts_of
         self.open: set[Transaction] = set()
-        # The run of the operating system, as frames have it.
-        self.boot: bytes = pack_boot(moves.boot)
+        self.boot: bytes = moves.boot
         # The ids of the messages of a transaction start with this and its number, added.
         self.id_high: int = int.from_bytes(os.urandom(8), "big")
 
@@ -413,18 +411,20 @@ class Transaction:
                 every.log.end_all((self._noted,))
         finally:
             lock.let_go()
-        try:
-            if moves.fsync:
-                for part in self._parts:
-                    keys = part.state.keys
-                    if part.then is not None and keys is not None:
-                        keys.sync()
-                moves.settle()
-            moves.settle_later(True, _MOST_UNSETTLED)
-        except StoreError as error:
-            # It is committed, which no error may deny.
-            _log.error("what follows a commit is left for later: %s", error)
-            moves.settle_later(False, _MOST_UNSETTLED)
+        if moves.fsync:
+            self._sync_keys()
+        moves.follow_up(True, _MOST_UNSETTLED)
+
+    def _sync_keys(self) -> None:
+        """Make the windows of unique keys durable. The transaction is committed, which no error may
+        deny."""
+        for part in self._parts:
+            keys = part.state.keys
+            if part.then is not None and keys is not None:
+                try:
+                    keys.sync()
+                except StoreError as error:
+                    _log.error("a window of a unique key is left for later: %s", error)
 
     def _commit_held(self, targets: list[QueueState]) -> None:
         """See :meth:`_commit`; the lock of the moves is held. The locks of the queues are taken."""
@@ -485,34 +485,13 @@ class Transaction:
             return
         every.open.discard(self)
         self._is_open = False
-        every.log.end_one(self._noted)
         for delivery in self._acks:
             owner = delivery._queue
             if isinstance(owner, Settler):
                 with suppress(StoreError):
                     owner.undo_move(delivery)
-        whole = True
-        for part in self._parts:
-            try:
-                part.drop()
-            except ClosedError as error:
-                _log.info("%s", error)  # it was deleted, and its messages with it
-            except StoreError as error:
-                whole = False
-                _log.error("what a transaction published is dropped by the next open: %s", error)
-        if not whole:
-            return
-        if not self._parts:
-            every.log.end_all((self._noted,))
-            return
-        moves = every.moves
-        try:
-            with moves.lock:
-                for part in self._parts:
-                    moves.settle_with(self._noted, part.parts.letters, [], [])
-            moves.settle_later(True, _MOST_UNSETTLED)
-        except StoreError as error:
-            _log.error("what follows a rollback is left for later: %s", error)
+        every.moves.undo(self._noted, self._parts)
+        every.moves.follow_up(True, _MOST_UNSETTLED)
 
 
 def _parts_of(every: Transactions, queue: str | Queue) -> QueueParts:

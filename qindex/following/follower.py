@@ -130,8 +130,14 @@ class Follower:
                 return
 
     def get(self, timeout: float | None = None) -> Delivery | None:
-        """Return the next message, or ``None`` when none came within ``timeout`` seconds (``None``:
-        wait for ever), or after :meth:`stop`. Raises as iteration does."""
+        """Return the next message, or None if none came in time or after :meth:`stop`.
+
+        Args:
+            timeout: Seconds to wait. None: forever.
+
+        Raises:
+            StoreError: As iteration does.
+        """
         while not self._stopped:
             for delivery in self._ready:
                 return delivery

@@ -105,7 +105,7 @@ class JournalTail:
             closing.join()
 
     def change(self) -> Change:
-        """Tell what became of the journal since :meth:`attach`."""
+        """Return what became of the journal since :meth:`attach`."""
         try:
             inode = self._fs.stat(self._path).st_ino
         except FileNotFoundError:
@@ -186,7 +186,7 @@ class JournalTail:
         return self._pread(_PROBE, self._position).rstrip(b"\0") if self._fd >= 0 else b""
 
     def skip_damage(self) -> Piece | None:
-        """Go on after bytes that stay unreadable, if sound records follow; gives those."""
+        """Go on after bytes that stay unreadable, if sound records follow; return those."""
         size = self._fs.fstat(self._fd).st_size
         data = self._pread(max(size - self._position, 0), self._position)
         seq_file = SeqFile(self._fs, os.path.join(self._directory, SEQ_FILE_NAME), Poison())

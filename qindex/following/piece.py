@@ -91,7 +91,7 @@ def read_plain_piece(piece: Piece) -> Piece | None:
 
 
 def sound_records(piece: Piece) -> Bools:
-    """Tell which records are whole: of one that is being written, a part may be there.
+    """Return which records are whole: of one that is being written, a part may be there.
 
     Shape ``(n,)``. An entry whose message is in the message store vouches for itself by its id.
     """

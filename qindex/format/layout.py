@@ -6,7 +6,8 @@
       qindex.store   says that this is a store (this module's marker)
       qindex.lock    the writer's lock
       qindex.clean   the clean-shutdown snapshot
-      qindex.moves   messages on their way to a dead-letter queue
+      qindex.transactions
+                     what spans queues: transactions, and messages on their way to another queue
       qindex.sock, qindex.server, qindex.server.log
                      a server's socket, lock and log, where processes share the store
       qindex.spark/  what Spark's streaming queries have ready to publish, and how far they are
@@ -39,6 +40,7 @@ RECOVERY_TERMS = "recovery.dets"
 QUEUE_NAME = ".queue_name"
 SETTINGS = "qindex.settings"
 MOVES = "qindex.moves"
+"""A file of earlier versions, which had moves to other queues in a file of their own."""
 TRANSACTIONS = "qindex.transactions"
 IMPORT = "qindex.import"
 STAGING = "qindex.spark"

@@ -239,7 +239,7 @@ def row_sums(rows: U8) -> U64:
 
 
 def verify_rows(rows: U8) -> Bools:
-    """Tell for each row (a journal publish record of ours) whether its checksum holds.
+    """Return for each row (a journal publish record of ours) whether its checksum holds.
 
     The checksum bytes of ``rows`` are zero on return. Shape ``(n,)``.
     """

@@ -34,7 +34,7 @@ Correction = tuple[int, int, int]
 
 
 def sound_publishes(data: ReadBuffer, payloads: I64, words: U64, embedded: I64) -> Bools:
-    """Tell which publish records of a journal or segment are sound.
+    """Return which publish records of a journal or segment are sound.
 
     ``payloads``: offsets of the message ids in ``data``. ``words``: type and seq_id of each, as in
     a journal. ``embedded``: bytes of the embedded record, 0 for none. All of shape ``(n,)``; the

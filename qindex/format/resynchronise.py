@@ -225,7 +225,7 @@ class _Reader:
         return int(wrong[0]) if len(wrong) else None
 
     def _bare_sound(self, seqs: I64, bare: I64, payloads: I64) -> Bools:
-        """Tell which of the publish records with these ``seqs`` that embed no record (``bare``:
+        """Return which of the publish records with these ``seqs`` that embed no record (``bare``:
         indexes) can be believed. A torn one has the seq_id of another, or no id."""
         holds = sound_ids(self._data, payloads)
         chosen = seqs[bare]

@@ -114,7 +114,7 @@ class QueueSettings:
 
 
 NO_SETTINGS = QueueSettings()
-"""Those of a queue that has none."""
+"""The settings of a queue that has none."""
 
 
 def changeable(given: Mapping[str, Any]) -> Mapping[str, Any]:

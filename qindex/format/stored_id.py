@@ -39,7 +39,7 @@ def make_id(run: bytes, count: int, size: int) -> bytes:
 
 
 def sound_ids(data: ReadBuffer, payloads: I64) -> Bools:
-    """Tell for entries whose message ids are at ``payloads`` whether id and size belong
+    """Return for entries whose message ids are at ``payloads`` whether id and size belong
     together. Shape ``(n,)``."""
     rows = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
     sizes = np.ascontiguousarray(rows[:, _SIZE_AT : _SIZE_AT + 4]).view(">u4").ravel()
@@ -47,7 +47,7 @@ def sound_ids(data: ReadBuffer, payloads: I64) -> Bools:
 
 
 def vouches(ids: U8, sizes: I64) -> Bools:
-    """Tell which ids (shape ``(n, 16)``) vouch for these sizes. Shape ``(n,)``."""
+    """Return which ids (shape ``(n, 16)``) vouch for these sizes. Shape ``(n,)``."""
     packed = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)
     sums = row_sums(np.ascontiguousarray(np.concatenate((ids[:, :_CHECK_AT], packed), axis=1)))
     checks = np.zeros((len(ids), 8), np.uint8)

@@ -1,5 +1,5 @@
 """The bytes of ``qindex.transactions``: what the transactions of a run have published, and which of
-them are committed.
+them are committed. A move of messages to another queue is a transaction.
 
 ::
 
@@ -14,6 +14,9 @@ them are committed.
 Integers are big-endian. The number is written as a msgpack uint 64, whatever it is, and any integer
 is read. Zeros may follow the last frame: the file is extended ahead of need.
 
+The boot id names the run of the operating system, empty if unknown, or is :data:`SYNCED`. A move of
+several messages has all of them in one frame, and acknowledges as many, in the same order.
+
 A transaction without a frame of its commit never happened. The last frame may be torn by a crash:
 what it was to announce had not begun. Any other frame whose checksum is wrong is damaged. Where
 there is one, no transaction is taken for uncommitted: a message too many is better than one too
@@ -23,7 +26,7 @@ few.
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -34,10 +37,12 @@ from xxhash import xxh3_64_digest
 from journal.findings import Cause, Finding, Kind
 from journal.memory import words
 from journal.packed import unpack
-from journal.schema import Bytes, Int, ListOf, Row, Text, check
+from journal.schema import Bytes, Int, ListOf, Record, Row, Text, check
 from qindex.format.layout import MAX_NAME_BYTES
 from qindex.format.priorities import LOW, SHIFT
 
+SYNCED = b"synced"
+"""The boot id of a commit whose messages were durable before it."""
 _HEAD = struct.Struct(">I8s")
 _END = b"\xff"
 _PUBLISHES, _COMMITS = b"\x94\xcf", b"\x93\xcf"
@@ -57,6 +62,16 @@ _NAME = Text(MAX_NAME_BYTES, least=1)
 _SEQ = Int(0, (1 << 63) - 1)
 _PUBLISHED = Row((_NUMBER, _NAME, _SEQ, ListOf(Bytes(16, 16))))
 _COMMITTED = Row((_NUMBER, Bytes(0, 64), ListOf(Row((_NAME, ListOf(_SEQ))))))
+_MOVE = Record(
+    {
+        "boot": Bytes(0, 64),
+        "source": _NAME,
+        "target": _NAME,
+        "first": _SEQ,
+        "seqs": ListOf(_SEQ),
+        "ids": ListOf(Bytes(16, 16)),
+    }
+)
 _pack = msgpack.Packer().pack
 
 Acks = list[tuple[str, list[int]]]
@@ -71,15 +86,42 @@ class Published:
     first: int
     ids: list[bytes]
 
+    @property
+    def seqs(self) -> range:
+        """The seq_ids, with the priority in their top bits."""
+        return range(self.first, self.first + len(self.ids))
+
 
 @dataclass(slots=True)
 class Noted:
     """What is noted of one transaction. ``boot``: the run of the operating system in which it was
-    committed, empty if unknown; None: it was not committed. ``acks``: what it acknowledges."""
+    committed, :data:`SYNCED`, or empty if unknown; None: it was not committed. ``acks``: what it
+    acknowledges."""
 
     published: list[Published] = field(default_factory=list)
     boot: bytes | None = None
     acks: Acks = field(default_factory=list)
+
+    def is_certain(self, boot: bytes) -> bool:
+        """Return whether no loss of power can have taken what it has published."""
+        return self.boot == SYNCED or (bool(boot) and self.boot == boot)
+
+    def acked(self, there: Callable[[Published], Container[int]]) -> Iterator[tuple[str, int]]:
+        """Yield queue and seq_id of each message that it acknowledges; ``there`` gives which
+        seq_ids of those published have arrived. All must have arrived, but each message of a move
+        counts for itself."""
+        if len(self.published) == len(self.acks) == 1:
+            one, (queue, seqs) = self.published[0], self.acks[0]
+            if len(one.ids) == len(seqs):
+                found = there(one)
+                yield from ((queue, seq) for at, seq in enumerate(seqs, one.first) if at in found)
+                return
+        for one in self.published:
+            found = there(one)
+            if not all(seq in found for seq in one.seqs):
+                return
+        for queue, seqs in self.acks:
+            yield from ((queue, seq) for seq in seqs)
 
 
 def pack_name(queue: str) -> tuple[bytes, bytes]:
@@ -99,6 +141,11 @@ def pack_published(number: int, name: bytes, seq_id: int, msg_id: bytes) -> byte
     return words.join_frame(_PUBLISHES, number, name, seq_id, _ONE_ID, msg_id)
 
 
+def pack_batch(number: int, queue: str, first: int, ids: list[bytes]) -> bytes:
+    """Return the frame of messages that a transaction is about to publish together."""
+    return _frame(_PUBLISHES, number, pack_name(queue)[0] + first.to_bytes(8, "big") + _pack(ids))
+
+
 def pack_ack(number: int, boot: bytes, name: bytes, seq_id: int) -> bytes:
     """Return the frame of a commit that acknowledges one message."""
     return words.join_frame(_COMMITS, number, boot + name, seq_id, b"", b"")
@@ -106,7 +153,11 @@ def pack_ack(number: int, boot: bytes, name: bytes, seq_id: int) -> bytes:
 
 def pack_committed(number: int, boot: bytes, acks: Acks) -> bytes:
     """Return the frame of any commit."""
-    packed: bytes = _COMMITS + number.to_bytes(8, "big") + boot + _pack(acks)
+    return _frame(_COMMITS, number, boot + _pack(acks))
+
+
+def _frame(start: bytes, number: int, rest: bytes) -> bytes:
+    packed: bytes = start + number.to_bytes(8, "big") + rest
     return _HEAD.pack(len(packed), xxh3_64_digest(packed)) + packed + _END
 
 
@@ -141,6 +192,29 @@ def read_transactions(data: bytes) -> tuple[dict[int, Noted], list[int]]:
     for noted in found.values() if damaged else ():
         noted.boot = noted.boot or b""
     return found, damaged
+
+
+def read_moves(data: bytes) -> Iterator[Noted]:
+    """Yield the moves in a file ``qindex.moves``, which earlier versions wrote, as transactions.
+
+    Its frames end with a byte that became 1 when the messages were in the target. In another move
+    each message that has arrived counts. Reading ends at the first frame that is not sound.
+    """
+    at = 0
+    while at + _HEAD.size < len(data):
+        length, digest = _HEAD.unpack_from(data, at)
+        start, at = at + _HEAD.size, at + _AROUND + length
+        packed = data[start : at - 1]
+        if not length or len(data) < at or xxh3_64_digest(packed) != digest:
+            return
+        try:
+            value = unpack(packed)
+            check(value, _MOVE)
+        except ValueError:
+            return
+        published = Published(value["target"], value["first"], value["ids"])
+        boot = value["boot"] if data[at - 1] == 1 else b""
+        yield Noted([published], boot, [(value["source"], value["seqs"])])
 
 
 def damage_in(path: str, data: bytes) -> list[Finding]:

@@ -47,7 +47,7 @@ class FlushPlan:
 
 
 def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
-    """Do part 2 of a flush; gives the bytes written.
+    """Do part 2 of a flush; return the bytes written.
 
     All of it is durable on return. Raises :class:`StorageError`: then the
     journal must stay, and the segment's file may end in a part of a record.

@@ -408,7 +408,7 @@ class IndexReader:
             self._reading = segment
 
     def _pread(self, segment: Segment, offsets: I64, lengths: I64) -> tuple[ReadBuffer, int]:
-        """Read the bytes that hold these records; gives them and the offset of the first."""
+        """Read the bytes that hold these records; return them and the offset of the first."""
         low = int(offsets.min())
         high = int((offsets + lengths).max())
         path = segment_path(self.directory, segment.number)
@@ -428,7 +428,7 @@ class IndexReader:
         return data.ljust(high - low, b"\0"), low
 
     def where(self, seq_id: int) -> tuple[str, int]:
-        """Tell the file and offset of the publish record of a seq_id."""
+        """Return the file and offset of the publish record of a seq_id."""
         segment = self.segment_of(seq_id)
         rel = seq_id - segment.base
         if segment.filed[rel] != ABSENT:

@@ -33,7 +33,7 @@ TRANSIENT_DIRECTORY = "msg_store_transient"
 
 
 def check_record(msg_id: bytes, record: bytes) -> str | None:
-    """Tell why a record from the message store is not what was written under ``msg_id``, or
+    """Return why a record from the message store is not what was written under ``msg_id``, or
     ``None`` when it is."""
     if record[:1] == record_format.MAGIC[:1]:
         if record_format.stored_is_sound(msg_id, record):
@@ -143,7 +143,7 @@ class Messages:
             store.write_many(items)
 
     def put(self, front: bytes, body: bytes) -> bytes:
-        """Store a message of our own format; gives its id.
+        """Store a message of our own format; return its id.
 
         ``front``: its record up to the bytes of its body, with a zero checksum. Raises as
         :meth:`msgstore.MessageStore.write`.

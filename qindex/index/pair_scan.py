@@ -120,7 +120,7 @@ def _head(fs: FileSystem, path: str) -> tuple[int, bytes]:
 
 
 def entry_count_of(pairs: PinnedPairs) -> int:
-    """Tell how many entries a segment of the queue has: most of its headers say so, or else the
+    """Return how many entries a segment of the queue has: most of its headers say so, or else the
     default."""
     counts = [
         index_format.parse_header(pair.head, pair.number).entry_count for pair in pairs.values()
@@ -363,7 +363,7 @@ class _Reading:
     def _judge_record(
         self, entries: _Entries, at: int, offset: int, size: int, view: memoryview
     ) -> int | None:
-        """Judge a message of ``K.qs`` that is not as the index says; give its record's size where
+        """Judge a message of ``K.qs`` that is not as the index says; return its record's size where
         it is sound all the same."""
         head = store_format.ENTRY_HEAD.size
         row, path = int(entries.rows[at]), self._store_path
@@ -444,7 +444,7 @@ class _Reading:
                 self._slot(entries, at, what, _DROPPED, Kind.PERSISTENCE)
 
     def _decode_usual(self, entries: _Entries, rows: I64, view: memoryview) -> I64:
-        """Decode those of ``rows`` that can be decoded together; gives the others."""
+        """Decode those of ``rows`` that can be decoded together; return the others."""
         starts, lengths = entries.starts[rows], entries.lengths[rows]
         usual = read_usual(view, starts, lengths)
         last = np.frombuffer(view, np.uint8)[starts + lengths - 1]

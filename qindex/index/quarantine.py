@@ -18,7 +18,7 @@ DIRECTORY = "quarantine"
 
 
 def quarantine(fs: FileSystem, path: str, offset: int, data: bytes) -> str:
-    """Set ``data``, found at ``offset`` of ``path``, aside; gives the new file's path.
+    """Set ``data``, found at ``offset`` of ``path``, aside; return the new file's path.
 
     Durable on return. Raises :class:`journal.errors.StorageError` and :class:`OSError`.
     """
@@ -37,7 +37,7 @@ def quarantine(fs: FileSystem, path: str, offset: int, data: bytes) -> str:
 
 
 def quarantine_findings(fs: FileSystem, findings: Iterable[Finding]) -> list[str]:
-    """Set the bytes of each finding aside; gives the new files' paths."""
+    """Set the bytes of each finding aside; return the new files' paths."""
     contents: dict[str, bytes] = {}
     made = []
     for finding in findings:

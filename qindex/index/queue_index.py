@@ -201,7 +201,7 @@ class QueueIndex(IndexReader):
     # -- append ---------------------------------------------------------------------------------
 
     def append(self, record: bytes) -> int:
-        """Append the publish record of ``next_seq``, whole and sealed; gives the seq_id.
+        """Append the publish record of ``next_seq``, whole and sealed; return the seq_id.
 
         Raises :class:`StorageError`; nothing has changed then.
         """
@@ -228,7 +228,7 @@ class QueueIndex(IndexReader):
     def append_batch(
         self, block: bytes | memoryview, offsets: I64, *, transient: bool = False
     ) -> range:
-        """Append publish records from ``next_seq`` on, all or none; gives their seq_ids.
+        """Append publish records from ``next_seq`` on, all or none; return their seq_ids.
 
         ``offsets``: where in ``block`` each record begins. Raises :class:`StorageError`; nothing
         has changed then.
@@ -451,8 +451,12 @@ class QueueIndex(IndexReader):
     def pend(self, seq: int) -> None:
         """Keep an entry that was just published from all readers. The journal is not concerned."""
         segment = self.tail
+        rel = seq - segment.base
+        if rel < 0:
+            segment = self.segment_of(seq)
+            rel = seq - segment.base
         self.changing += 1
-        segment.states[seq - segment.base] = PENDING
+        segment.states[rel] = PENDING
         self.pending += 1
         self.changing -= 1
 
@@ -537,8 +541,9 @@ class QueueIndex(IndexReader):
         return stored
 
     def purge(self, stored: list[bytes] | None) -> int:
-        """Drop all ready and delayed entries; gives their number, and puts the message ids of those
-        in the message store into ``stored`` as they go, if it is given. No flush may be under way.
+        """Drop all ready and delayed entries; return their number, and put the message ids of
+        those in the message store into ``stored`` as they go, if it is given. No flush may be under
+        way.
 
         The files of segments that are not in memory (nothing of theirs is with a consumer or in
         the journal) are deleted at once; for the others acks are appended.

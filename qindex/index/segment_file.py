@@ -283,7 +283,7 @@ def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:
 
 
 def _append_publishes(appender: _Appender, journal: ReadBuffer, rels: I64, offsets: I64) -> I64:
-    """Append the publish records that are at ``offsets`` of the journal; gives their lengths in
+    """Append the publish records that are at ``offsets`` of the journal; return their lengths in
     the segment."""
     if not len(rels):
         return rels

@@ -208,7 +208,7 @@ def last_of_each(walk: Walk) -> Walk:
 
 
 def places(seqs: I64, base: int) -> I64 | slice:
-    """Tell where these seq_ids (ascending, each once) are in a map that begins with that of
+    """Return where these seq_ids (ascending, each once) are in a map that begins with that of
     ``base``: a slice, with which nothing is copied, where none is missing between them."""
     count = len(seqs)
     if count and int(seqs[-1]) - int(seqs[0]) == count - 1:

@@ -111,6 +111,6 @@ class SeqFile:
         self._slots[number] = slot
 
     def _age(self, number: int) -> tuple[int, int]:
-        """Tell which slots are older; an unsound slot holds nothing."""
+        """Return which slots are older; an unsound slot holds nothing."""
         slot = self._slots[number]
         return (-1, -1) if slot is None else (slot.reserved, slot.floor)

@@ -92,7 +92,7 @@ class DeadLetters:
         self._under_way: list[Letter] = []
         self._postponed = Postponed()
         self.stuck: bool = False
-        # Who moves them has it, and no lock of a queue before it.
+        # The thread that moves them has it, and no lock of a queue before it.
         self._turn = CallLock()
         self._turn.before_waiting = state.index.poison.order.checked(Rank.LETTERS, _refuse_to_wait)
 
@@ -349,8 +349,8 @@ class DeadLetters:
             if state.nacked_at or state.settled.waiting or state.stored_out:
                 state.forget(seqs)
 
-    def drop_moved(self, seqs: Sequence[int]) -> None:
-        """Acknowledge messages that a run before this one has moved."""
+    def drop_all(self, seqs: Sequence[int]) -> None:
+        """Acknowledge messages that nobody has, and that no consumer gets."""
         state = self.state
         index = state.index
         with state.lock, state:

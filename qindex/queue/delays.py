@@ -134,7 +134,7 @@ class DueTimes:
         self._gone = 0
         # Published with a delay, and not yet in the file.
         self._unnoted: list[int] = []
-        # Those of them that have a later due time in the file.
+        # Messages that have a later due time in the file.
         self._noted: set[int] = set()
         self.dues: dict[int, int] = {}
         self._now = 0

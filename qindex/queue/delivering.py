@@ -406,7 +406,7 @@ class Deliverer:
         return later is not None and seq in later.dues
 
     def _damage_of(self, seq: int, body: bytes, entry: Entry) -> StoreError:
-        """Set a damaged entry aside, and drop it; gives the error to be raised. Where that is not
+        """Set a damaged entry aside, and drop it; return the error to be raised. Where that is not
         possible now, the entry stays."""
         try:
             return self._reader.drop_damaged(seq, entry)
@@ -532,8 +532,8 @@ class Deliverer:
         return True
 
     def mark_out(self, batch: Batch, lease: float | None) -> bool:
-        """Mark the messages of a batch as out. Those that were delivered too often are taken out of
-        it, and it tells whether there were any. Lock held."""
+        """Mark the messages of a batch as out. Messages that were delivered too often are taken out
+        of it, and it tells whether there were any. Lock held."""
         if not batch:
             return False
         state = self._state
@@ -604,7 +604,7 @@ class Deliverer:
         return Consumer(self, prefetch, timeout, lease)
 
     def await_settled(self, given: list[Delivery], consumer: Consumer) -> list[Delivery]:
-        """Wait until one of these is settled, or the consumer is stopped; gives those that are
+        """Wait until one of these is settled, or the consumer is stopped; return those that are
         not settled. Warns of a long wait."""
         until: float | None = LONG_HELD
         with self._state.lock, self._state as state:

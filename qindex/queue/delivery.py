@@ -192,7 +192,13 @@ class Delivery:
         return value_of(self.message)
 
     def value_as(self, kind: type[T]) -> T:
-        """Return the value as a dataclass or a pydantic model. Raises :class:`UsageError`.
+        """Return the value as a dataclass or a pydantic model.
+
+        Args:
+            kind: The class.
+
+        Raises:
+            UsageError: The body is not such a value; the delivery can still be settled.
 
         Example:
             >>> delivery.value_as(Order).number
@@ -246,21 +252,53 @@ class Delivery:
         self._its_queue().ack(self)
 
     def nack(self, *, delay: float | None = None, count: bool = True) -> None:
-        """Requeue the message, to be delivered again; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue the message, to be delivered again at its place.
+
+        Args:
+            delay: Seconds before which it is not delivered. None: the queue's ``backoff``.
+            count: Count the attempt towards the ``delivery_limit``.
+
+        Raises:
+            StoreError: As :meth:`qindex.queue.queue.Queue.nack`.
+        """
         self._its_queue().nack(self, delay, count)
 
     def reject(self, reason: str | None = None) -> None:
-        """Refuse for good; see :meth:`qindex.queue.queue.Queue.reject`."""
+        """Refuse the message for good: it becomes a dead letter, or is dropped.
+
+        Args:
+            reason: A text for the reader of the dead letter, ``cause`` in ``x-death``.
+
+        Raises:
+            StoreError: As :meth:`qindex.queue.queue.Queue.reject`; the delivery is as it was.
+        """
         self._its_queue().reject(self, reason)
 
     def move(
         self, queue: str, *, headers: Mapping[str, Any] | None = None, delay: float | None = None
     ) -> None:
-        """Put it into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
+        """Put the message into another queue, all or nothing.
+
+        Args:
+            queue: The name of the queue.
+            headers: New headers. None: the message's own.
+            delay: Seconds before which it is not delivered there.
+
+        Raises:
+            StoreError: As :meth:`qindex.queue.queue.Queue.move`; the delivery is as it was.
+        """
         self._its_queue().move(self, queue, headers, delay)
 
     def extend_lease(self, seconds: float) -> None:
-        """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend_lease`."""
+        """Let the lease end ``seconds`` from now.
+
+        Args:
+            seconds: The new time that is left; a lease never gets shorter.
+
+        Raises:
+            UsageError: It is settled or has no lease, or the lease would get shorter.
+            LeaseExpiredError: The lease has run out.
+        """
         self._its_queue().extend_lease(self, seconds)
 
     def _its_queue(self) -> Settles:

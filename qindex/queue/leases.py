@@ -64,7 +64,7 @@ class Leases:
         return True
 
     def end_of(self, seq_id: int) -> float | None:
-        """Tell when the lease of a message ends; ``None``: it has none."""
+        """Return when the lease of a message ends; ``None``: it has none."""
         lease = self._held.get(seq_id)
         return None if lease is None else lease.ends
 
@@ -83,7 +83,7 @@ class Leases:
         return ended
 
     def next_end(self) -> float | None:
-        """Tell when to look again."""
+        """Return when to look again."""
         return self._times[0][0] if self._held else None
 
 

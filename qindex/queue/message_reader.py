@@ -59,7 +59,8 @@ class MessageReader:
         return entry
 
     def set_aside(self, seq: int, entry: Entry) -> tuple[str, int]:
-        """Copy the bytes of a damaged message into a quarantine file; gives its file and offset."""
+        """Copy the bytes of a damaged message into a quarantine file; return its file and
+        offset."""
         index, messages = self._state.index, self._state.messages
         path, offset = index.where(seq)
         data = index.bytes_of(seq)
@@ -86,7 +87,7 @@ class MessageReader:
             state.forget((seq,))
 
     def drop_damaged(self, seq: int, entry: Entry) -> DamageError:
-        """Set a damaged entry aside, report it, and drop it; gives the error to be raised."""
+        """Set a damaged entry aside, report it, and drop it; return the error to be raised."""
         path, offset = self.set_aside(seq, entry)
         self.drop(seq, entry)
         if entry.stored and self._state.messages is not None:

@@ -588,7 +588,7 @@ class PrioritySettler(Settler):
         """See :meth:`qindex.queue.queue.Queue.ack_many`. One write for each priority."""
         groups: dict[Settler, Iterable[Delivery]] = {}
         if isinstance(deliveries, Batch):
-            # Those of another queue are refused by the level that has their priorities here.
+            # Deliveries of another queue are refused by the level that has their priorities here.
             for part in parts_of(deliveries):
                 level = self._parts.level_at(part._base) or self._parts.level(0)
                 groups[level.settler] = part

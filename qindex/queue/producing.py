@@ -399,7 +399,7 @@ class Producer:
         waits: bool,
     ) -> int:
         """Publish a message whose record goes to the message store, of the usual kind: persistent,
-        in our own format, to a queue without limits; gives the seq_id.
+        in our own format, to a queue without limits; return the seq_id.
 
         ``stamp``: the time (nanoseconds), ``middle``: key, headers and properties, as the record
         has them, ``expiry``, ``due``: microseconds since 1970, 0 for none.
@@ -426,7 +426,7 @@ class Producer:
         self, msg_id: bytes, body: bytes, expiry: int, stamp: int, waits: bool, due: int = 0
     ) -> int:
         """Append the index entry of a message that is in the message store, to a queue without
-        limits; gives its seq_id. ``stamp``: when the message was published (nanoseconds), or 0
+        limits; return its seq_id. ``stamp``: when the message was published (nanoseconds), or 0
         where there is more to it than its body. Raises :class:`StorageError`; nothing has changed
         then."""
         with self.state.lock, self.state as state:
@@ -681,7 +681,7 @@ class Producer:
             self.state.messages.miscounted = True
 
     def store_records(self, items: Sequence[Prepared], references: int) -> list[bytes]:
-        """Write the records that belong there to the message store; gives their message ids."""
+        """Write the records that belong there to the message store; return their message ids."""
         state = self.state
         stored = [
             (item.msg_id, item.stored, references) for item in items if item.stored is not None

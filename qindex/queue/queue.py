@@ -539,7 +539,7 @@ class Queue:
         return redrive(self, **options)
 
     def purge(self) -> int:
-        """Drop all ready and delayed messages; gives their number. Those with consumers stay
+        """Drop all ready and delayed messages; return their number. Those with consumers stay
         theirs."""
         return self._parts.purge()
 

@@ -104,7 +104,7 @@ class Settler:
         return self._acknowledge(lambda: self.state.index.outstanding_up_to(seq_id), waits)
 
     def _acknowledge(self, find: Callable[[], Seqs], waits: bool) -> int:
-        """Acknowledge the entries that ``find`` gives under the lock; gives how many."""
+        """Acknowledge the entries that ``find`` gives under the lock; return how many."""
         state = self.state
         state.check_sync()
         with state.lock, state:

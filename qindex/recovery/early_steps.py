@@ -16,8 +16,8 @@ from journal.replay import Walk
 
 
 def ahead_of_publishes(walk: Walk, given_out: int) -> Bools:
-    """Tell which records of a journal are delivers or acks of seq_ids that were not given out when
-    they were appended; all below ``given_out`` were before. O(records)."""
+    """Return which records of a journal are delivers or acks of seq_ids that were not given out
+    when they were appended; all below ``given_out`` were before. O(records)."""
     is_publish = walk.kinds < DELIVER
     if is_publish.all():
         return ~is_publish

@@ -510,7 +510,7 @@ def _give_out(seq_file: SeqFile, next_seq: int) -> None:
 
 
 def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tuple[int, int]]:
-    """Append what the journal holds to the segments; gives the entries not acknowledged and the
+    """Append what the journal holds to the segments; return the entries not acknowledged and the
     bytes of each segment that is left."""
     plans = []
     for number, segment in loaded.segments.items():

@@ -55,7 +55,7 @@ def serve(
                 server.signalled = told.fileno()
                 ready()
                 server.run()
-            # Who is refused from here on starts another server, which waits for the lock.
+            # A client that is refused from here on starts another server, which waits for the lock.
             server.refuse_new()
             place.remove_socket(fd, number)
         finally:

@@ -189,7 +189,7 @@ class Waiting:
         except StoreError as error:
             reply = self.server.error(self.number, error)
         # Of several bells, another one may have rung than that of the message: all rings are
-        # passed on, and who is woken in vain listens again.
+        # passed on, and a client that is woken in vain listens again.
         self.leave(used=len(self.bells) == 1)
         self.gone()
         self.server.send(self.conn, reply)
@@ -521,7 +521,7 @@ class Loop:
             self._resume(conn)
 
     def _watch(self, conn: Connection) -> None:
-        """Read no more from who does not read."""
+        """Read no more from a client that does not read."""
         reads = conn.unsent_size < MOST_UNSENT and not conn.is_paused
         wanted = select.EPOLLIN if reads else select.EPOLLRDHUP
         if conn.unsent:
@@ -564,7 +564,7 @@ class Loop:
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
             reply = self.error(number, UsageError(f"no such request: {error}"))
             self._note("a request is refused: %r", error)
-        # Those who wait for what this request has brought are woken before its sender.
+        # Clients that wait for what this request has brought are woken before its sender.
         while self.rung:
             self.rung.popleft().retry()
         if reply:

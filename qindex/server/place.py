@@ -141,8 +141,8 @@ def open_log(directory: str, fd: int) -> int:
 
 
 def lock(directory: str, fd: int) -> int | None:
-    """Take the lock of the server; ``None`` where one is there, begins, or ends. It is held by who
-    has the descriptor open, a child included. Raises :class:`StorageError`."""
+    """Take the lock of the server; ``None`` where one is there, begins, or ends. Every process that
+    has the descriptor open holds it, a child included. Raises :class:`StorageError`."""
     opened = open_file(directory, fd, layout.SERVER_LOCK, os.O_RDWR)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -273,7 +273,7 @@ class _Conversion:
         return any(name.endswith(".rdt") for name in self._names(PERSISTENT_DIRECTORY))
 
     def _planned(self, to: Version, queues: list[str], *, with_store: bool) -> _Plan:
-        """Tell where the new files belong, and which ones they are for."""
+        """Return where the new files belong, and which ones they are for."""
         puts: list[tuple[str, str]] = []
         removes: list[list[str]] = [[], []]
         for queue in queues:
@@ -328,7 +328,7 @@ class _Conversion:
 
 
 def _version_of(name: str) -> int | None:
-    """Tell of which version a file in a queue's directory is; ``None``: of any."""
+    """Return the version of a file in a queue's directory; ``None``: any."""
     of = name.removesuffix(SUMS_SUFFIX)
     if of == journal_format.FILE_NAME or file_number(of) is not None:
         return 1
@@ -337,7 +337,7 @@ def _version_of(name: str) -> int | None:
 
 
 def _stage(name: str) -> int:
-    """Tell when a file of a queue is removed."""
+    """Return when a file of a queue is removed."""
     return int(name == journal_format.FILE_NAME)
 
 

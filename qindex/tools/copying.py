@@ -94,7 +94,8 @@ class StoreCopy:
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
     ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
-    ascending, by queue directory; ``undone``: likewise, because of transactions. ``version``: of
+    ascending, by queue directory, which a move or a transaction acknowledges; ``undone``: those
+    that one has published without a commit. ``version``: of
     the new queue files; ``pair_entries``: entries a segment of version 2. ``basic_for``: records
     become those that a node before 3.13 reads, of this virtual host. ``progress`` is called with
     the messages that were copied and those there are. Raises :class:`StoreError` when the source

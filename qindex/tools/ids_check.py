@@ -89,7 +89,7 @@ class QueueIds:
 
 
 def _is_ours(batch: Entries) -> Bools:
-    """Tell which entries are of messages that our engine made."""
+    """Return which entries are of messages that our engine made."""
     flat = np.frombuffer(batch.data, np.uint8)
     embedded = batch.embedded > 0
     ours: Bools = np.zeros(len(batch.seqs), np.bool_)

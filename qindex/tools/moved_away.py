@@ -1,17 +1,16 @@
-"""Moves and transactions that a crash cut short, in a copy of a store.
+"""Transactions and moves that a crash cut short, in a copy of a store.
 
-As :mod:`qindex.engine.move_recovery` at an open: an entry of the source is left out of the copy
-when its message is in the dead-letter queue, or was, in this run of the operating system. A message
-that was there counts only if the dead-letter queue has lost nothing else: otherwise its entry stays
-in the source, so that each message that can be saved is in one of the two queues. What a
-transaction without a commit has published is left out, and so is what a committed one acknowledges.
+As :mod:`qindex.engine.transaction_recovery` at an open: what a transaction without a commit has
+published is left out of the copy, and so is what a committed one acknowledges. After damage, a
+message that was moved counts as gone from its source only if it is in the target, so that each
+message that can be saved is in one of the two queues.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -20,71 +19,20 @@ from journal.findings import Finding
 from journal.fs.files import FileSystem, is_there, read_optional
 from journal.memory.arrays import I64
 from qindex.format import layout
-from qindex.format.moves import Intent, sound_moves
 from qindex.format.priorities import LOW, SHIFT
 from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name
 from qindex.format.settings import checked_name
-from qindex.format.transactions import Noted, Published, read_transactions
+from qindex.format.transactions import Noted, Published, read_moves, read_transactions
 from qindex.tools.saved import loses
 
-Move = tuple[Intent, bool]
 KeptEntries = Callable[[str], Iterable[tuple[int, bytes]]]
 
 
-def read_moves(fs: FileSystem, directory: str) -> list[Move]:
-    """Read the moves of the store in ``directory``, in order, up to what verify finds wrong. Raises
-    :class:`OSError`."""
-    data = read_optional(fs, os.path.join(directory, layout.MOVES))
-    return [] if data is None else sound_moves(data)[0]
-
-
-def names_of(moves: Iterable[Move]) -> list[str]:
-    """Return the names of all queues that are named."""
-    names = dict.fromkeys(name for one, _ in moves for name in (one.source, one.target))
-    return [name for name in names if _can_be_one(name)]
-
-
-def moved_away(
-    fs: FileSystem,
-    directory: str,
-    vhost: str,
-    moves: Iterable[Move],
-    findings: Iterable[Finding],
-    kept_entries: KeptEntries,
-) -> dict[str, I64]:
-    """Return the seq_ids that are to be left out, ascending, by queue directory.
-
-    ``kept_entries`` gives seq_id and message id of the entries of a queue directory (none, where
-    there is none) that go into the copy. ``findings``: all that is wrong with the store. Memory:
-    40 bytes for each entry of a queue that was moved to.
-    """
-    boot = fs.boot_id()
-    hurt = {_queue_directory(one, directory) for one in findings if loses(one)}
-    there: dict[str, set[tuple[int, bytes]]] = {}
-    gone: dict[str, set[int]] = {}
-    for intent, is_done in moves:
-        if not (_can_be_one(intent.source) and _can_be_one(intent.target)):
-            continue
-        first = intent.seqs[0] if intent.seqs else 0
-        source = _directory_of(fs, directory, vhost, intent.source, first)
-        target = _directory_of(fs, directory, vhost, intent.target, intent.first)
-        seqs = [seq & LOW for seq in intent.seqs]
-        intent = replace(intent, first=intent.first & LOW, seqs=seqs)
-        if is_done and boot and intent.boot == boot and target not in hurt:
-            known = is_there(fs, os.path.join(directory, layout.QUEUES, target))
-            arrived = set(intent.seqs) if known else set()
-        else:
-            if target not in there:
-                there[target] = set(kept_entries(target))
-            arrived = set(_found(intent, there[target]))
-        gone.setdefault(source, set()).update(arrived)
-    return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
-
-
 def read_noted(fs: FileSystem, directory: str) -> list[Noted]:
-    """Read the transactions of the store in ``directory``; as :func:`read_moves`."""
-    data = read_optional(fs, os.path.join(directory, layout.TRANSACTIONS))
-    return list(read_transactions(data or b"")[0].values())
+    """Read the transactions of the store in ``directory``. Raises :class:`OSError`."""
+    data = read_optional(fs, os.path.join(directory, layout.TRANSACTIONS)) or b""
+    moves = read_optional(fs, os.path.join(directory, layout.MOVES)) or b""
+    return [*read_moves(moves), *read_transactions(data)[0].values()]
 
 
 def names_in(noted: Iterable[Noted]) -> list[str]:
@@ -96,43 +44,57 @@ def names_in(noted: Iterable[Noted]) -> list[str]:
     return [name for name in names if _can_be_one(name)]
 
 
-def undone(
+def left_out(
     fs: FileSystem,
     directory: str,
     vhost: str,
     noted: Iterable[Noted],
     findings: Iterable[Finding],
     kept_entries: KeptEntries,
-) -> dict[str, I64]:
-    """Return the seq_ids that are to be left out because of transactions; as :func:`moved_away`."""
+) -> tuple[dict[str, I64], dict[str, I64]]:
+    """Return the seq_ids that are to be left out because they are acknowledged, and those that are
+    undone: ascending, by queue directory.
+
+    ``kept_entries`` gives seq_id and message id of the entries of a queue directory (none, where
+    there is none) that go into the copy. ``findings``: all that is wrong with the store. Memory:
+    40 bytes for each entry of a queue that was published to.
+    """
     boot = fs.boot_id()
     hurt = {_queue_directory(one, directory) for one in findings if loses(one)}
     kept: dict[str, set[tuple[int, bytes]]] = {}
-    gone: dict[str, set[int]] = {}
+    acked: dict[str, set[int]] = {}
+    undone: dict[str, set[int]] = {}
 
-    def place_of(queue: str, seq_id: int) -> str:
-        return _directory_of(fs, directory, vhost, queue, seq_id)
+    def arrived(is_certain: bool, one: Published) -> Collection[int]:
+        if not _can_be_one(one.queue):
+            return ()
+        place = _directory_of(fs, directory, vhost, one.queue, one.first)
+        if is_certain and place not in hurt:
+            known = is_there(fs, os.path.join(directory, layout.QUEUES, place))
+            return one.seqs if known else ()
+        if place not in kept:
+            kept[place] = set(kept_entries(place))
+        wanted = zip(one.seqs, one.ids, strict=True)
+        return {seq for seq, msg_id in wanted if (seq & LOW, msg_id) in kept[place]}
 
-    def there(one: Published) -> set[int]:
-        queue = place_of(one.queue, one.first)
-        if queue not in kept:
-            kept[queue] = set(kept_entries(queue))
-        wanted = enumerate(one.ids, one.first & LOW)
-        return {seq for seq, msg_id in wanted if (seq, msg_id) in kept[queue]}
+    def add(to: dict[str, set[int]], queue: str, seq_id: int) -> None:
+        if _can_be_one(queue):
+            place = _directory_of(fs, directory, vhost, queue, seq_id)
+            to.setdefault(place, set()).add(seq_id & LOW)
 
     for each in noted:
-        published = [one for one in each.published if _can_be_one(one.queue)]
         if each.boot is None:
-            for one in published:
-                gone.setdefault(place_of(one.queue, one.first), set()).update(there(one))
-            continue
-        targets = {place_of(one.queue, one.first) for one in published}
-        certain = bool(boot) and each.boot == boot and hurt.isdisjoint(targets)
-        if certain or all(len(there(one)) == len(one.ids) for one in published):
-            for queue, seqs in each.acks:
-                for seq in seqs if _can_be_one(queue) else ():
-                    gone.setdefault(place_of(queue, seq), set()).add(seq & LOW)
-    return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
+            for one in each.published:
+                for seq in arrived(False, one):
+                    add(undone, one.queue, seq)
+        else:
+            for queue, seq in each.acked(partial(arrived, each.is_certain(boot))):
+                add(acked, queue, seq)
+    return _sorted(acked), _sorted(undone)
+
+
+def _sorted(seqs: dict[str, set[int]]) -> dict[str, I64]:
+    return {name: np.array(sorted(found), np.int64) for name, found in seqs.items()}
 
 
 def _directory_of(fs: FileSystem, directory: str, vhost: str, name: str, seq_id: int) -> str:
@@ -151,12 +113,6 @@ def _can_be_one(name: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _found(intent: Intent, there: set[tuple[int, bytes]]) -> Iterator[int]:
-    for at, (seq, msg_id) in enumerate(zip(intent.seqs, intent.ids, strict=True)):
-        if (intent.first + at, msg_id) in there:
-            yield seq
 
 
 def _queue_directory(finding: Finding, directory: str) -> str:

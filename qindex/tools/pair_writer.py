@@ -65,7 +65,7 @@ class PairWriter:
             pwrite_all(self._fs, fd, run.tobytes(), at)
 
     def _append(self, number: int, batch: Entries, rows: I64) -> U8:
-        """Append records to the segment's store; gives their places as slots have them."""
+        """Append records to the segment's store; return their places as slots have them."""
         path = os.path.join(self.directory, store_format.file_name(number))
         with opened(self._fs, path, os.O_WRONLY | os.O_CREAT) as fd:
             end = self._fs.fstat(fd).st_size

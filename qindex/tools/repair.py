@@ -34,14 +34,7 @@ from qindex.queue.delivery_counts import pack_counts, unpack_counts
 from qindex.recovery.settings_file import read_settings
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
-from qindex.tools.moved_away import (
-    moved_away,
-    names_in,
-    names_of,
-    read_moves,
-    read_noted,
-    undone,
-)
+from qindex.tools.moved_away import left_out, names_in, read_noted
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
@@ -156,12 +149,11 @@ def check_source(copy: StoreCopy, marker: layout.StoreMarker) -> None:
     """Verify a store of ours that is to be copied; what a move that a crash cut short has brought
     to a dead-letter queue is left out of its source. Raises as :meth:`StoreCopy.check`."""
     directory = copy.reader.directory
-    moves, noted = read_moves(copy.fs, directory), read_noted(copy.fs, directory)
-    copy.names = [*copy.names, *names_of(moves), *names_in(noted)]
+    noted = read_noted(copy.fs, directory)
+    copy.names = [*copy.names, *names_in(noted)]
     copy.check()
     found = (copy.report.findings, copy.kept_entries)
-    copy.moved = moved_away(copy.fs, directory, marker.vhost, moves, *found)
-    copy.undone = undone(copy.fs, directory, marker.vhost, noted, *found)
+    copy.moved, copy.undone = left_out(copy.fs, directory, marker.vhost, noted, *found)
 
 
 def begin_store(fs: FileSystem, target: str, marker: layout.StoreMarker) -> None:

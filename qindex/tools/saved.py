@@ -37,9 +37,10 @@ class SavedQueue:
 
     ``messages`` and ``bytes`` (of their bodies) are there; ``redelivered`` of them come again;
     ``expiring`` have an expiry. ``lost``: entries whose message is nowhere. ``transient``:
-    messages that do not outlive a restart, dropped. ``moved``: entries left out, whose message is
-    in the dead-letter queue. ``unnamed``: of the messages, those that no entry names, as their
-    index is lost; some of them may have been acknowledged. ``max_priority``: of a priority queue.
+    messages that do not outlive a restart, dropped. ``moved``: entries left out, which a
+    move to another queue or a transaction acknowledges. ``unnamed``: of the messages, those that no
+    entry names, as their index is lost; some of them may have been acknowledged. ``max_priority``:
+    of a priority queue.
     """
 
     name: str

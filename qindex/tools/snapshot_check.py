@@ -101,7 +101,7 @@ def check_messages(directory: str, snapshot: bytes, store: StoreCheck) -> Iterat
     try:
         locations, summary, _ = load_snapshot(snapshot)
     except StaleSnapshotError as error:
-        # One of another machine's byte order, or of another version: the open recovers.
+        # A snapshot of another machine's byte order, or of another version: the open recovers.
         what, lost = str(error), "the next open does not believe it"
         yield Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.CONFIG)
         return

@@ -432,7 +432,7 @@ def _unreadable(path: str, size: int, inode: int, error: StoreError) -> ScannedF
 
 
 def is_in(wanted: Ids, ascending: Ids) -> Bools:
-    """Tell which ids are among the others, which are sorted. Shape ``(n,)``."""
+    """Return which ids are among the others, which are sorted. Shape ``(n,)``."""
     if not len(ascending):
         return np.zeros(len(wanted), np.bool_)
     places = np.searchsorted(ascending, wanted)

@@ -18,7 +18,6 @@ from journal.fs.beneath import beneath, open_to_others
 from journal.fs.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.locks.directory_lock import is_held, read_owner
 from qindex.format import layout
-from qindex.format.moves import sound_moves
 from qindex.format.rabbitmq.names import directory_name
 from qindex.format.transactions import damage_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
@@ -147,7 +146,7 @@ class StoreVerification:
         if self.reader.vhost is None and not self.for_copy:
             yield from open_to_others(self.fs, directory)
         yield from self._lock()
-        yield from self._moves()
+        yield from self._transactions()
         yield from self._queues()
         yield from self._priorities()
         store = self.messages = self._store_check()
@@ -170,13 +169,7 @@ class StoreVerification:
             what, lost = "the lock file holds no pid", "the next open writes it anew"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
 
-    def _moves(self) -> Iterator[Finding]:
-        path = os.path.join(self.reader.directory, layout.MOVES)
-        data = read_optional(self.fs, path) or b""
-        wrong = sound_moves(data)[1]
-        if wrong is not None:
-            what, lost = f"moves to dead-letter queues: {wrong}", "the engine does not open it"
-            yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
+    def _transactions(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.TRANSACTIONS)
         yield from damage_in(path, read_optional(self.fs, path) or b"")
 
@@ -244,7 +237,7 @@ class StoreVerification:
         return take_rows(entries, entries.persistent)
 
     def _named_now(self, ids: set[bytes]) -> set[bytes]:
-        """Tell which of these messages entries name now."""
+        """Return which of these messages entries name now."""
         found: set[bytes] = set()
         for checked in self.checked:
             before = {id for one in checked.stored for id in map(bytes, one.ids)}

@@ -216,10 +216,13 @@ class Worker:
         self._told.put("stop")
 
     def run(self) -> Figures:
-        """Run until SIGTERM or SIGINT (where this is the main thread), or :meth:`stop`.
+        """Run until SIGTERM or SIGINT (in the main thread), or :meth:`stop`.
 
-        Returns what was done; ``cut`` is not 0 where handlers were still running at the end.
-        Raises :class:`~journal.errors.StoreError` where the store can't be used any more.
+        Returns:
+            What was done; ``cut`` counts handlers that were still running at the end.
+
+        Raises:
+            StoreError: The store can't be used any more.
         """
         if not self._told.empty():
             return self.figures  # stopped before it began

@@ -60,7 +60,7 @@ def compose(
 
 
 def take_raw(data: bytes, *named: object) -> tuple[bytes, dict[str, str]]:
-    """Check properties given as bytes; gives them, and by name. Raises :class:`UsageError`."""
+    """Check properties given as bytes; return them, and by name. Raises :class:`UsageError`."""
     if any(named):
         raise UsageError("properties given as bytes can't be joined with tags, keys or a delay")
     if len(data) > PROPERTIES_MAX:

@@ -30,8 +30,9 @@ def deliver_time(level: int, store_timestamp: int) -> int:
 
 
 def is_due(due: int, level: int, now: int) -> bool:
-    """Return whether a message of this level is to be delivered now (ms). One that is due later
-    than its level allows was stored while the clock was ahead: RocketMQ delivers it at once."""
+    """Return whether a message of this level is to be delivered now (ms). A message that is due
+    later than its level allows was stored while the clock was ahead: RocketMQ delivers it at
+    once."""
     return due <= now or due > now + DELAY_SECONDS[level - 1] * 1000
 
 

@@ -91,7 +91,7 @@ int64_in: Callable[[Data, int], int] = int64_at
 
 
 def has_nul(data: bytes, at: int, end: int) -> bool:
-    """Tell whether a byte between two places is zero."""
+    """Return whether a byte between two places is zero."""
     return data.find(0, at, end) >= 0
 
 
@@ -359,7 +359,7 @@ def text_hash(text: str, seed: int) -> int:
 def property_columns(
     data: Data, starts: Int64Array, ends: Int64Array, /
 ) -> tuple[bytes, array[int], array[int], bytearray]:
-    """Tell what the properties ``data[starts[i]:ends[i]]`` of many messages are, compiled.
+    """Return what the properties ``data[starts[i]:ends[i]]`` of many messages are, compiled.
 
     Gives the text of all as JSON, and where each begins and the last one ends; six numbers for each
     message: where the values of ``KEYS``, ``UNIQ_KEY`` and ``TAGS`` begin and end; and a byte for

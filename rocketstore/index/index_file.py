@@ -40,7 +40,7 @@ Numbers: TypeAlias = "Int64Array | array[int]"
 
 
 class IndexFile(MappedFile):
-    """An index file, mapped by who writes and read by who does not. ``header`` is authoritative in
+    """An index file, mapped by the writer and read by others. ``header`` is authoritative in
     memory and stored after each put."""
 
     __slots__ = ("_entries_at", "entries", "header", "name", "slots")
@@ -145,7 +145,7 @@ class IndexFile(MappedFile):
         self.dirty = True
 
     def put_many(self, hashes: Numbers | Int32Array, offsets: Numbers, times: Numbers) -> int:
-        """Add entries in order, as the real ``putKey`` one by one; gives how many fitted. O(n).
+        """Add entries in order, as the real ``putKey`` one by one; return how many fitted. O(n).
 
         Raises :class:`StorageError`.
         """

@@ -44,7 +44,7 @@ def int_table(table: object) -> dict[int, int]:
 
 
 def table_problem(content: dict[str, Any], depth: int) -> str | None:
-    """Tell what is wrong with the ``offsetTable`` of a parsed file: whole numbers under whole
+    """Return what is wrong with the ``offsetTable`` of a parsed file: whole numbers under whole
     numbers (``depth`` 1), or tables of those by name (2)."""
     if "offsetTable" not in content:
         return "there is no offsetTable"

@@ -1,9 +1,8 @@
 """The small files beside log, queues and index: do they make sense?
 
 None of them is needed to find a message, so a damaged one does not keep a store from being opened.
-But who loses ``consumerOffset.json`` begins at the first message again, and who loses
-``delayOffset.json`` gets delayed messages twice, and should be told why.
-"""
+But groups without ``consumerOffset.json`` begin at the first message again, and a store without
+``delayOffset.json`` delivers delayed messages twice. The user should know why."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _STEP = 1 << 20
 
 
 def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, end: int) -> str:
-    """Copy the log from offset ``start`` to before ``end`` into ``quarantine/``; gives the copy's
+    """Copy the log from offset ``start`` to before ``end`` into ``quarantine/``; return the copy's
     path. Durable on return. Raises :class:`StorageError`."""
 
     def parts() -> Iterator[tuple[int, bytes]]:
@@ -31,7 +31,7 @@ def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, en
 
 
 def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
-    """Copy what is in a file after its first ``length`` bytes into ``quarantine/``; gives
+    """Copy what is in a file after its first ``length`` bytes into ``quarantine/``; return
     the copy's path. Its holes stay holes. Durable on return. Raises :class:`StorageError`."""
     with storage_errors(path, "can't be read"), opened(fs, path) as fd:
         size = fs.fstat(fd).st_size
@@ -46,7 +46,7 @@ def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
 
 
 def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
-    """Move a file into ``quarantine/``; gives its new path. Durable on return.
+    """Move a file into ``quarantine/``; return its new path. Durable on return.
 
     Raises :class:`StorageError`.
     """

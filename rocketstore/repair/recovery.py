@@ -22,7 +22,7 @@ _INT = struct.Struct(">i").unpack_from
 
 
 def recover_compatible(parts: Parts, *, crashed: bool) -> int:
-    """Bring the store to the state that the real one would; gives the log's end."""
+    """Bring the store to the state that the real one would; return the log's end."""
     commitlog, index = parts.commitlog, parts.index
     if crashed:
         vouched = parts.checkpoint.index
@@ -94,7 +94,7 @@ def cut_log(parts: Parts, end: int) -> None:
 
 
 def recover_read_only(parts: Parts) -> int:
-    """Find the ends of log and queues without writing; gives the log's end.
+    """Find the ends of log and queues without writing; return the log's end.
 
     The store shows the queues as their files are: nothing is dispatched.
     """

@@ -305,6 +305,20 @@ _TRANSACTED_DURABLY = Workload(
 )
 
 
+_MOVED = Workload(
+    "moved",
+    (("publish", "a"), ("dead", "a", "d"), ("publish", "d")),
+    setup=(("open",), ("queue", "d"), ("limited", "a", (("dead_letter", "d"),))),
+)
+
+
+def _move_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a move publishes is not noted before."""
+    note = TransactionLog.note
+    monkeypatch.setattr("qindex.engine.moves.pack_batch", lambda *_: b"")
+    monkeypatch.setattr(TransactionLog, "note", lambda log, *one: one[1] and note(log, *one))
+
+
 def _not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a transaction publishes is not noted before."""
     note = TransactionLog.note
@@ -331,6 +345,7 @@ def _targets_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS = [
     Mutation("transaction not announced", _not_announced, _TRANSACTED),
+    Mutation("move not announced", _move_not_announced, _MOVED),
     Mutation("acks of a transaction not noted", _commit_not_noted, _TRANSACTED),
     Mutation("commit before its messages", _targets_not_synced, _TRANSACTED_DURABLY),
     Mutation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -83,3 +84,14 @@ def test_the_owner_alone_changes_an_entry() -> None:
                 if re.search(r"(index|segment|journal)$", ast.unparse(place.value)):
                     wrong.append(f"{path.relative_to(ROOT)}:{place.lineno}: {ast.unparse(place)}")
     assert wrong == []
+
+
+def test_the_house_is_drawn_as_its_imports_are_checked() -> None:
+    drawn = re.findall(r"\w+", re.findall(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)[0])
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (rooms,) = (one for one in settings["contracts"] if one["id"] == "rooms")
+    places = {name: at for at, row in enumerate(rooms["layers"]) for name in row.split(" : ")}
+    found = [places[word] for word in drawn if word in places]
+    assert {*places} - {*drawn} == {"metrics", "options"}
+    steps = [place for at, place in enumerate(found) if place not in found[:at]]
+    assert steps == sorted(steps)

@@ -12,11 +12,11 @@ from journal.errors import DamageError, NotAStoreError
 from journal.format import DELIVER, MAX_SEQ_ID
 from journal.poison import Poison
 from qindex.format.entries import journal_words, read_entry
-from qindex.format.moves import Intent, pack_intent, sound_moves
 from qindex.format.record_layouts import journal_layout, segment_layout
 from qindex.format.resynchronise import Reading, read_soundly
 from qindex.format.seq_ids import sound_slots
 from qindex.format.settings import unpack_settings
+from qindex.format.transactions import pack_batch, pack_boot, pack_committed, read_transactions
 from qindex.index.segment_scan import scan_segment
 from qindex.index.seq_ids import SeqFile
 from qindex.queue.delivery_counts import pack_count, unpack_counts
@@ -104,14 +104,17 @@ def _seq_file(data: bytes) -> None:
     assert seq_file.next_after_crash(5) >= 5
 
 
-def _moves(data: bytes) -> None:
-    for intent, _ in sound_moves(data)[0]:
-        assert len(intent.seqs) == len(intent.ids)
+def _transactions(data: bytes) -> None:
+    for noted in read_transactions(data)[0].values():
+        assert len(list(noted.acked(lambda one: one.seqs))) <= sum(
+            len(seqs) for _, seqs in noted.acks
+        )
 
 
-def _moves_seeds() -> list[bytes]:
-    frames = [pack_intent(Intent(b"boot", "a", "b", at, [at], [b"m" * 16])) for at in range(3)]
-    return [frames[0], b"".join(frames)]
+def _transactions_seeds() -> list[bytes]:
+    batches = [pack_batch(at, "b", at, [b"m" * 16] * at) for at in range(3)]
+    commits = [pack_committed(at, pack_boot(b"run"), [("a", [at])]) for at in range(3)]
+    return [batches[2], b"".join(batches + commits)]
 
 
 def _counts(data: bytes) -> None:
@@ -125,7 +128,7 @@ DECODERS = (
     Decoder("snapshot", _snapshot, lambda: _unsealed("qindex.clean")),
     Decoder("marker", _marker, lambda: _unsealed("qindex.store")),
     Decoder("settings", _settings, lambda: _unsealed("qindex.settings")),
-    Decoder("moves", _moves, _moves_seeds),
+    Decoder("transactions", _transactions, _transactions_seeds),
     Decoder("deliveries", _counts, lambda: [pack_count(1, 2) + pack_count(1, 0)]),
     Decoder("seq-file", _seq_file, lambda: files_named("qindex.seq")),
 )

@@ -11,7 +11,7 @@ import qindex
 import rocketstore
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
-from qindex.format.moves import Intent, pack_intent
+from qindex.format.transactions import pack_batch, pack_boot, pack_committed
 from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from tests.golden import golden
 
@@ -58,8 +58,9 @@ def _killed(path: Path) -> None:
     shutil.copytree(work, path)
     engine.close()
     shutil.rmtree(work)
-    intent = Intent(b"", "orders", "failed", 0, [1], [bytes(16)])
-    (path / layout.MOVES).write_bytes(pack_intent(intent))
+    move = pack_batch(1, "failed", 0, [bytes(16)])
+    move += pack_committed(1, pack_boot(b""), [("orders", [1])])
+    (path / layout.TRANSACTIONS).write_bytes(move)
 
 
 def _closed(path: Path) -> None:
@@ -128,7 +129,6 @@ def names_of(kind: str, store: Path) -> tuple[list[str], list[str]]:
             "qindex.store.tmp",
             "qindex.clean.tmp",
             "qindex.clean",
-            layout.MOVES,
             layout.TRANSACTIONS,
             *layout.SERVER_FILES,
         ]

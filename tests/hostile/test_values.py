@@ -14,8 +14,8 @@ from journal.errors import DamageError, StoreError
 from journal.packed import unpack
 from qindex.engine.opening import open_store
 from qindex.format import layout
-from qindex.format.moves import _HEAD
 from qindex.format.seq_ids import SLOT_SIZE, SeqSlot, pack_slot
+from qindex.format.transactions import _END, _HEAD
 from qindex.queue.delivery_counts import pack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.tools.repair import repair_store
@@ -97,7 +97,7 @@ def _sealed(value: Any) -> bytes:
 
 def _framed(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value)
-    return _HEAD.pack(len(packed), xxh3_64_digest(packed)) + packed + b"\0"
+    return _HEAD.pack(len(packed), xxh3_64_digest(packed)) + packed + _END
 
 
 def _places(value: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -217,17 +217,17 @@ def test_the_settings(killed: Sample) -> None:
     _try_all(killed, path, [(case, _sealed(new)) for case, new in _changed(value)])
 
 
-def test_the_moves(killed: Sample) -> None:
-    value = {
-        "boot": killed.file_system().boot_id(),
-        "source": "a",
-        "target": "b",
-        "first": 3,
-        "seqs": [1, 3],
-        "ids": [bytes(16), bytes(16)],
-    }
-    path = f"{STORE}/{layout.MOVES}".removeprefix("/")
-    _try_all(killed, path, [(case, _framed(new)) for case, new in _changed(value)])
+def test_the_transactions(killed: Sample) -> None:
+    boot = killed.file_system().boot_id()
+    path = f"{STORE}/{layout.TRANSACTIONS}".removeprefix("/")
+    move = [[7, "b", 3, [bytes(16), bytes(16)]], [7, boot, [["a", [1, 3]]]]]
+    for at, value in enumerate(move):
+        frames = [_framed(one) for one in move]
+        cases = []
+        for case, new in _changed(value):
+            frames[at] = _framed(new)
+            cases.append((case, b"".join(frames)))
+        _try_all(killed, path, cases)
 
 
 def test_the_snapshot(closed: Sample) -> None:

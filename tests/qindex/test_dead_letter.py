@@ -11,13 +11,24 @@ from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
 
+import msgpack
 import pytest
+from xxhash import xxh3_64_digest
 
 import qindex
 from journal.fs.files import RealFileSystem
 from qindex.format.message import Message
-from qindex.format.moves import Intent, pack_intent, unpack_moves
+from qindex.format.transactions import (
+    Acks,
+    Noted,
+    Published,
+    pack_batch,
+    pack_boot,
+    pack_committed,
+    read_transactions,
+)
 from qindex.queue.dead_letter import Letter, goes_round, with_death
+from qindex.tools.repair import repair
 from tests.qindex.support import (
     WAIT,
     OtherBootFileSystem,
@@ -308,7 +319,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with open_quietly(tmp_path, fs=fs) as engine:
         queue = engine.queue("q", dead_letter="dead")
         queue.publish_many([b"0", b"1"])
-        fs.names = {"qindex.moves"}
+        fs.names = {"qindex.transactions"}
         given = take(queue)
         with pytest.raises(qindex.StorageError, match="can't be noted"):
             given.reject()
@@ -317,6 +328,36 @@ def test_a_full_disk(tmp_path: Path) -> None:
         fs.names = set()
         given.reject()
         assert bodies(engine.queue("dead")) == [b"0"]
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_commit_that_fails_leaves_all_in_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Any
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise qindex.StorageError("qindex.transactions", "no room", OSError(errno.ENOSPC, "full"))
+
+    store = tmp_path / "0"
+    with open_quietly(store, durability=durability) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish_many([b"0", b"large" * 3000])
+        given = list(queue.get_many(2))
+        with monkeypatch.context() as patch:
+            patch.setattr("qindex.engine.moves.pack_committed", fail)
+            for one in given:
+                with pytest.raises(qindex.StorageError, match="no room"):
+                    one.reject()
+                assert not one.settled
+        dead = engine.queue("dead")
+        assert (len(dead), dead.stats().pending, queue.stats().unacked) == (0, 0, 2)
+        killed = copy_live(store, tmp_path / "1")
+        for one in given:
+            one.reject()
+        assert bodies(dead) == [b"0", b"large" * 3000]
+        engine.sync()
+        assert not engine._moves.log._live
+    with open_quietly(killed) as engine:
+        assert (len(engine.queue("q")), len(engine.queue("dead"))) == (2, 0)
 
 
 # -- crashes ------------------------------------------------------------------------------------
@@ -345,7 +386,7 @@ def test_after_a_kill_it_is_in_one_queue(tmp_path: Path, durability: str, how: s
         engine.queue("dead", max_length=50)  # it can be opened with settings of its own
         assert bodies(engine.queue("q")) == [b"3", b"4", b"5"]
         assert bodies(engine.queue("dead")) == [b"0", b"1", b"2", b"large" * 3000]
-        assert not (killed / "qindex.moves").exists()
+        assert not (killed / "qindex.transactions").exists()
         engine.compact()
     with open_quietly(killed) as engine:
         assert len(engine.queue("dead")) == 4
@@ -365,16 +406,25 @@ def test_after_a_kill_what_was_consumed_does_not_come_back(tmp_path: Path) -> No
         assert bodies(engine.queue("dead")) == []
 
 
-@pytest.mark.parametrize("boot", [RealFileSystem.boot_id(), b"another", b""])
-def test_an_intent_alone_moves_nothing(tmp_path: Path, boot: bytes) -> None:
+def note_moves(store: Path, *moves: tuple[Published, bytes | None, Acks]) -> None:
+    """Write the file of a killed process: of each move what it published, the run of the operating
+    system in which it was committed (None: in none), and what it acknowledged."""
+    frames = b""
+    for number, (one, boot, acks) in enumerate(moves):
+        frames += pack_batch(number, one.queue, one.first, one.ids)
+        if boot is not None:
+            frames += pack_committed(number, pack_boot(boot), acks)
+    (store / "qindex.transactions").write_bytes(frames)
+
+
+@pytest.mark.parametrize("boot", [None, b"another", b""])
+def test_an_intent_alone_moves_nothing(tmp_path: Path, boot: bytes | None) -> None:
     """The crash came between the intent and the append; or power was lost, and the append."""
     with open_quietly(tmp_path) as engine:
         engine.queue("q", dead_letter="dead").publish_many([b"0", b"1"])
         engine.queue("dead").publish(b"other")
     for first in (0, 1):
-        frame = pack_intent(Intent(boot, "q", "dead", first, [0], [b"m" * 16]))
-        done = b"\1" if boot == b"another" else b"\0"
-        (tmp_path / "qindex.moves").write_bytes(frame[:-1] + done)
+        note_moves(tmp_path, (Published("dead", first, [b"m" * 16]), boot, [("q", [0])]))
         with open_quietly(tmp_path) as engine:
             assert bodies(engine.queue("q")) == [b"0", b"1"]
             assert bodies(engine.queue("dead")) == [b"other"]
@@ -384,51 +434,78 @@ def test_queues_that_are_gone(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish(b"0")
     boot = RealFileSystem.boot_id()
-    intents = [
-        Intent(boot, "q", "nowhere", 0, [0], [b"m" * 16]),
-        Intent(boot, "nowhere", "q", 0, [0], [b"m" * 16]),
-        Intent(boot, "q", "q", 0, [7, 1 << 60], [b"m" * 16] * 2),
-    ]
-    frames = b"".join(pack_intent(one)[:-1] + b"\1" for one in intents)
-    (tmp_path / "qindex.moves").write_bytes(frames)
+    note_moves(
+        tmp_path,
+        (Published("nowhere", 0, [b"m" * 16]), boot, [("q", [0])]),
+        (Published("q", 0, [b"m" * 16]), boot, [("nowhere", [0])]),
+        (Published("q", 0, [b"m" * 16] * 2), boot, [("q", [7, 1 << 60])]),
+    )
     with open_quietly(tmp_path) as engine:
         assert engine.queue_names() == ["q"]
         assert bodies(engine.queue("q")) == [b"0"]
 
 
-def test_the_file_of_moves() -> None:
-    intents = [Intent(b"boot", "a", "b", at, [at], [b"m" * 16]) for at in range(3)]
-    whole = b"".join(map(pack_intent, intents))
-    frame = len(pack_intent(intents[0]))
-    assert list(unpack_moves(whole)) == [(one, False) for one in intents]
-    marked = whole[: frame - 1] + b"\1" + whole[frame:]
-    assert [done for _, done in unpack_moves(marked)] == [True, False, False]
-    for cut in range(len(whole)):
-        until_here = intents[: cut // frame]
-        assert [one for one, _ in unpack_moves(whole[:cut])] == until_here
-        flipped = bytearray(whole)
-        flipped[cut] ^= 1
-        if (cut + 1) % frame:
-            assert [one for one, _ in unpack_moves(bytes(flipped))] == until_here
+@pytest.mark.parametrize("boot", [RealFileSystem.boot_id(), b"another"])
+@pytest.mark.parametrize("how", ["open", "repair"])
+def test_moves_that_an_earlier_version_noted(tmp_path: Path, how: str, boot: bytes) -> None:
+    store = tmp_path / "store"
+    with open_quietly(store) as engine:
+        engine.queue("q").publish_many([b"0", b"1", b"2"])
+        dead = engine.queue("dead")
+        dead.publish_many([b"0", b"other"])
+        arrived = dead._parts.state.index.bytes_of(0)[8:24]
+        copy_live(store, tmp_path / "killed")
+    frames = b""
+    for seq, msg_id, done in (
+        (0, arrived, b"\0"),
+        (1, b"consumed" * 2, b"\1"),
+        (2, bytes(16), b"\0"),
+    ):
+        move = {"boot": boot, "source": "q", "target": "dead", "first": seq}
+        packed = msgpack.packb(move | {"seqs": [seq], "ids": [msg_id]})
+        frames += len(packed).to_bytes(4, "big") + xxh3_64_digest(packed) + packed + done
+    store = tmp_path / "killed"
+    (store / "qindex.moves").write_bytes(frames + b"\0\0\0\xfftorn")
+    assert qindex.verify(store).damage == []
+    if how == "repair":
+        repair(store, tmp_path / "new")
+        store = tmp_path / "new"
+    with open_quietly(store) as engine:
+        # Nobody can know any more what was consumed before power was lost.
+        assert bodies(engine.queue("q")) == ([b"2"] if boot != b"another" else [b"1", b"2"])
+        assert bodies(engine.queue("dead")) == [b"0", b"other"]
+        assert not (store / "qindex.moves").exists()
 
 
-def test_the_file_is_emptied_when_all_is_durable(tmp_path: Path) -> None:
+def test_each_message_of_a_batch_counts_for_itself() -> None:
+    """Power was lost, and a part of what was moved together."""
+    ids = [b"%16d" % at for at in range(3)]
+    data = pack_batch(5, "b", 7, ids) + pack_committed(5, pack_boot(b"run"), [("a", [1, 2, 3])])
+    [(number, noted)] = read_transactions(data)[0].items()
+    assert (number, noted) == (5, Noted([Published("b", 7, ids)], b"run", [("a", [1, 2, 3])]))
+    assert list(noted.acked(lambda _: {7, 9})) == [("a", 1), ("a", 3)]
+    # Of a transaction that publishes other than it acknowledges, all count or none.
+    noted.acks.append(("c", [4]))
+    assert list(noted.acked(lambda _: {7, 9})) == []
+    assert len(list(noted.acked(lambda one: one.seqs))) == 4
+
+
+def test_the_file_is_emptied_now_and_then(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", dead_letter="dead")
-        queue.publish_many([b"x"] * 3000)
-        path = tmp_path / "qindex.moves"
+        queue.publish_many([b"x"] * 3500)
+        path = tmp_path / "qindex.transactions"
         sizes = set()
-        for _ in range(3000):
+        for _ in range(3500):
             take(queue).reject()
             sizes.add(path.stat().st_size)
         assert 0 in sizes
-        assert max(sizes) < 500_000
+        assert max(sizes) <= 1 << 19
         for sync in (engine.sync, queue.sync, engine.queue("dead").sync):
             queue.publish(b"y")
             take(queue).reject()
-            assert path.stat().st_size
+            assert engine._moves.pending
             sync()
-            assert not path.stat().st_size
             assert not engine._moves.pending
     assert not path.exists()
 

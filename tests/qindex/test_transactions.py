@@ -18,6 +18,7 @@ import qindex
 import qindex.aio
 from journal.fs.files import REAL
 from qindex.format.transactions import read_transactions
+from qindex.queue.dead_letters import DeadLetters
 from qindex.tools.repair import repair_store
 from tests.effort import by_tier, chance
 from tests.faulty_fs import FaultyFileSystem
@@ -406,17 +407,22 @@ def test_an_error_behind_the_append_takes_the_message_back(tmp_path: Path) -> No
         assert (bodies(queue), bodies(engine.queue("other"))) == ([], [b"x"])
 
 
-def test_no_error_denies_a_commit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fs = FaultyFileSystem()
-    with open_quietly(tmp_path, fs=fs, durability="fsync") as engine:
+def test_no_error_denies_a_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise qindex.StorageError("journal.jif", "no ack", OSError(errno.EIO, "error"))
+
+    with open_quietly(tmp_path, durability="fsync") as engine:
         queue = engine.queue("q")
         queue.publish(b"1")
-        with engine.transaction() as tx:
+        with monkeypatch.context() as patch, engine.transaction() as tx:
             tx.publish("other", b"x")
             tx.ack(queue.get())
-            engine._moves.log.unsynced = True
-            fs.fail("fdatasync", errno.EIO, path="q", after=2)
+            patch.setattr(DeadLetters, "end_moved", fail)
         assert "left for later" in caplog.text
+    with open_quietly(tmp_path) as engine:
+        assert (bodies(engine.queue("q")), bodies(engine.queue("other"))) == ([], [b"x"])
 
 
 def test_a_rollback_is_forgotten_once_it_is_durable(tmp_path: Path) -> None:

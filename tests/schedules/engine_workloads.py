@@ -507,6 +507,18 @@ def reject_flush(run: Run) -> None:
 
 
 @workload()
+def reject_delete(run: Run) -> None:
+    """The dead-letter queue is deleted: with the letter, or it is made again."""
+    w = World(run, {"dead_letter": "dead"})
+    w.engine.queue("dead")
+    w.publish()
+    one = w.got(1)[0]
+    w.maybe, w.there = set(w.there), set()
+    w.race(consumer=lambda: one.reject(), deleter=lambda: w.engine.delete_queue("dead"))
+    w.end()
+
+
+@workload()
 def expire_into_full_queue(run: Run) -> None:
     w = World(run, {"dead_letter": "dead"})
     dead = w.engine.queue("dead", max_length=1)

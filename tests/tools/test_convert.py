@@ -194,7 +194,7 @@ def test_a_move_that_was_cut_short_is_there_once(tmp_path: Path) -> None:
         path = next((store / "queues").glob("*/0.idx"))
         kept = {one: one.read_bytes() for one in path.parent.iterdir() if one.is_file()}
         work.reject(work.get())
-        moves = (store / "qindex.moves").read_bytes()
+        moves = (store / "qindex.transactions").read_bytes()
         files = {one: one.read_bytes() for one in store.rglob("*") if one.is_file()}
     for one in [*store.rglob("*")]:
         if one.is_file():

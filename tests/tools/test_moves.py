@@ -11,7 +11,7 @@ import pytest
 
 import qindex
 from journal.fs.files import REAL, FileSystem
-from qindex.format.moves import unpack_moves
+from qindex.format.transactions import read_transactions
 from qindex.tools.repair import repair, repair_store
 from tests.cli.support import run
 from tests.qindex.support import (
@@ -66,7 +66,7 @@ def test_a_message_that_arrived_is_in_the_dead_letter_queue_alone(
     saved = {one.name: one for one in report.queues}
     assert (saved["q"].messages, saved["q"].moved, saved["q"].bytes) == (2, 4, 2)
     assert (saved["dead"].messages, saved["dead"].moved) == (4, 0)
-    assert not (new / "qindex.moves").exists()
+    assert not (new / "qindex.transactions").exists()
     assert qindex.verify(new).findings == []
     assert bodies(new, "q") == [b"4", b"5"]
     assert bodies(new, "dead") == REJECTED
@@ -161,9 +161,10 @@ def test_a_move_names_queues_that_have_lost_their_names(killed: Path, tmp_path: 
 def test_a_damaged_file_of_moves_loses_nothing(
     killed: Path, tmp_path: Path, harm: Callable[[bytes], bytes]
 ) -> None:
-    path = killed / "qindex.moves"
-    path.write_bytes(harm(path.read_bytes()))
-    assert len(list(unpack_moves(path.read_bytes()))) < 4
+    path = killed / "qindex.transactions"
+    path.write_bytes(harm(path.read_bytes().rstrip(b"\0")))
+    found = read_transactions(path.read_bytes())[0]
+    assert sum(bool(one.published and one.acks) for one in found.values()) < 4
     repair(killed, tmp_path / "new")
     there = set(bodies(tmp_path / "new", "q")) | set(bodies(tmp_path / "new", "dead"))
     assert there == {*REJECTED, b"4", b"5"}

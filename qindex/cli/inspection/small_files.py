@@ -20,7 +20,6 @@ from msgstore.snapshot import load_snapshot
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.json_value import plain_value
-from qindex.format.moves import sound_moves
 from qindex.format.notes import CLOSED, MAX_VALUE, NOTED, pack_note, unpack_note
 from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
 from qindex.format.rabbitmq.clean_dot import parse_clean_dot
@@ -45,7 +44,7 @@ from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 Row = dict[str, Any]
 _CLEAN_DOT = "clean.dot"
 SMALL = (
-    ".sum, qindex.clean, qindex.deliveries, qindex.due, qindex.keys, qindex.moves, qindex.seq, "
+    ".sum, qindex.clean, qindex.deliveries, qindex.due, qindex.keys, qindex.seq, "
     "qindex.settings, qindex.store, .queue_name, .vhost, .config, recovery.dets, clean.dot"
 )
 
@@ -169,23 +168,6 @@ def _notes(path: str, data: bytes, findings: list[Finding]) -> Iterator[tuple[Ro
             yield _row(raw, "closed", at, next_seq_id=seq_id, messages=due - CLOSED), seq_id, -1
 
 
-def _moves(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
-    moves, wrong = sound_moves(data)
-    if wrong is not None:
-        findings.append(_wrong(path, data, ValueError(wrong)))
-    for intent, is_done in moves:
-        yield _row(
-            data,
-            "move",
-            source=intent.source,
-            target=intent.target,
-            seq_ids=intent.seqs,
-            first_in_target=intent.first,
-            msg_ids=[one.hex() for one in intent.ids],
-            done=is_done,
-        )
-
-
 def _transactions(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     findings += damage_in(path, data)
     for number, noted in read_transactions(data)[0].items():
@@ -263,7 +245,6 @@ _READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
     SNAPSHOT: _snapshot,
     SEQ_FILE_NAME: _seq,
     layout.SETTINGS: _settings,
-    layout.MOVES: _moves,
     layout.TRANSACTIONS: _transactions,
     DELIVERIES: _deliveries,
     DUE_TIMES: _due_times,

@@ -73,10 +73,9 @@ class RabbitProperties(dict[str, Any]):
 
 
 def read_rabbitmq(record: bytes | memoryview) -> tuple[RabbitMessage, int]:
-    """Read a record of any release, ``{basic_message, ...}`` or ``{mc, ...}``; give the message and
-    the offset after its term. After that there may be zeros: a node fills up with them where it
-    had kept more room than was needed. Raises :class:`TermError`, and nothing else.
-    """
+    """Read a record of any release, ``{basic_message, ...}`` or ``{mc, ...}``; return the message
+    and the offset after its term. After that there may be zeros: a node fills up with them where it
+    had kept more room than was needed. Raises :class:`TermError`, and nothing else."""
     record = bytes(record)
     usual = decode_usual(record)
     if usual is not None:

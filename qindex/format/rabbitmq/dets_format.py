@@ -23,8 +23,8 @@ A DETS file is a hash table of Erlang tuples (all integers big-endian)::
         status 12 34 56 78 = in use, 03 ab cd ef = free
 
 A file that was closed properly is read through its slots, which name exactly the objects that are
-alive. One that was not is searched for collections in use, as the node does to repair it. An object
-may turn up there twice, and it can't be told which copy is the newer.
+alive. A file that was not is searched for collections in use, as the node does to repair it. An
+object may turn up there twice, and it can't be told which copy is the newer.
 
 Source: the description of the layout in OTP's dets module, version 9(d), and files that RabbitMQ
 3.10.8 on Erlang 25 wrote.

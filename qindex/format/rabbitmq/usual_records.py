@@ -88,7 +88,7 @@ def read_usual(data: bytes | memoryview, starts: I64, lengths: I64) -> Usual:
 def _walk(
     form: _Form, data: bytes | memoryview, starts: I64, ends: I64, rows: I64, usual: Usual
 ) -> I64:
-    """Walk the form through the records ``rows``; gives those that have it."""
+    """Walk the form through the records ``rows``; return those that have it."""
     at = starts[rows]
     bodies = np.zeros(len(rows), np.int64)
     for number, stretch in enumerate(form.stretches):
@@ -115,7 +115,7 @@ def _walk(
 
 
 def _stands(stretch: bytes, data: bytes | memoryview, at: I64, ends: I64, behind: int) -> Bools:
-    """Tell where ``stretch`` is, with ``behind`` bytes after it before the end."""
+    """Return where ``stretch`` is, with ``behind`` bytes after it before the end."""
     found = at + len(stretch) + behind <= ends
     rows = np.flatnonzero(found)
     if len(rows):
