@@ -147,7 +147,6 @@ def pipeline_command(
         find_exports(paths)
     else:
         find_fleet(paths)
-    _check_master(master)
     mode = "failfast" if failfast else "permissive"
     options = JobOptions(paths, out, install, mode, top, kind, schema, batch)
     conf = {}
@@ -158,7 +157,8 @@ def pipeline_command(
         if once and period:
             raise UsageError("--once and --every exclude each other")
         conf = lake_conf(kind, out)
-    else:
+    _check_master(master)
+    if job != "ingest":
         claim(out)
     with _in_one_line(), _without_chatter():
         running = active_session() is not None

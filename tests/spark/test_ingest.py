@@ -217,6 +217,7 @@ def test_the_command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
         (("--format", "csv"), "--format must be one of parquet, delta, iceberg, not 'csv'"),
         (("--every", "15"), "--every must be a time such as 30s, 15min or 1h, not '15'"),
         (("--every", "1h", "--once"), "--once and --every exclude each other"),
+        (("--master", "sc://127.0.0.1"), "sc://127.0.0.1: ingest needs a session of its own"),
     ):
         result = run(*asked, *wrong)
         assert result.code == 2
