@@ -28,6 +28,7 @@ _BATCH = 300
 """Messages of a batch, so that each run has several."""
 _FEW_TASKS = {"spark.databricks.delta.snapshotPartitions": "2"}
 """Delta reads its log with 50 tasks otherwise, for each batch."""
+_PIPELINE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 _PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
@@ -106,6 +107,12 @@ def try_ingest(kind: str, root: Path, kills: int = 3) -> None:
     assert table("messages").where("data.more.x = 1").count() == 1
     assert ingest(spark, wanted).summary == {"stores": 2, "messages": 0, "bad": 0}
     count = table("messages").count()
+    if kind == "delta":
+        (compact,) = re.findall(r"^```sql\n(.*?)\n```$", _PIPELINE.read_text(), re.M | re.DOTALL)
+        day = table("messages").agg({"day": "max"}).collect()[0][0]
+        compact = re.sub(r"\d{4}-\d\d-\d\d", str(day), compact.replace("/srv", str(root)))
+        assert spark.sql(compact).collect()[0]["metrics"]["numFilesRemoved"] > 0
+        assert table("messages").count() == count
     print(f"{kind}: {count} messages ingested, each once, over {kills} kills")
     spark.stop()
 
