@@ -307,7 +307,7 @@ _TRANSACTED_DURABLY = Workload(
 
 _MOVED = Workload(
     "moved",
-    (("publish", "a"), ("dead", "a", "d"), ("publish", "d")),
+    (("publish", "a"), ("get", "a"), ("dead", "a", "d"), ("publish", "d")),
     setup=(("open",), ("queue", "d"), ("limited", "a", (("dead_letter", "d"),))),
 )
 
