@@ -535,7 +535,7 @@ class Journal:
         With nothing after, a small file is emptied in place, as RabbitMQ does it. Otherwise the
         commit point is the rename of a new file (``prepared``, completed here) over the journal.
         Durable records stay durable: then the new file is synced before the rename, and its name
-        after. Gives the old file, for :meth:`retire`, which is called without the lock.
+        after. Returns the old file, for :meth:`retire`, which is called without the lock.
         Raises :class:`StorageError`. When there was no room for a new file nothing has changed;
         after any other failure writes are refused from then on: recovery judges a half-done
         change of files. Reading goes on: the old records stay mapped.

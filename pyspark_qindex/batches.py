@@ -20,7 +20,7 @@ class ReadFailedError(StoreError):
 def damage_batch(
     table: Table, store: Store, queue: str | None, texts: Sequence[str]
 ) -> pa.RecordBatch:
-    """Give a row for each text: store, queue (or topic) and error, and nothing else."""
+    """Return a row for each text: store, queue (or topic) and error, and nothing else."""
     count = len(texts)
     return batch_of(
         table,
@@ -42,7 +42,7 @@ def tell(
     *,
     permissive: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Give rows for damage; what a crash leaves, which an open repairs, is none.
+    """Yield rows for damage; what a crash leaves, which an open repairs, is none.
 
     Raises :class:`ReadFailedError` with the first where the read is not permissive.
     """

@@ -64,7 +64,7 @@ def explain(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Give a text without line breaks, cut where it is endless."""
+    """Return a text without line breaks, cut where it is endless."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LONGEST else joined[:_LONGEST] + "..."
 

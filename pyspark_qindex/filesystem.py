@@ -134,7 +134,7 @@ class RemoteFileSystem(RealFileSystem):
             copy.fetch(start, end)
 
     def listdir(self, path: PathLike, /) -> list[str]:  # type: ignore[override]
-        """Give the names in a directory, where it is."""
+        """Return the names in a directory, where it is."""
         name = os.fspath(path)
         with _as_system_error(name):
             found = self._remote.ls(self._key(name), detail=True)
@@ -153,7 +153,8 @@ class RemoteFileSystem(RealFileSystem):
         return os.stat_result((kind | 0o400, 0, 0, 1, 0, 0, info.get("size") or 0, 0, 0, 0))
 
     def _info(self, name: str) -> dict[str, Any]:
-        """Give what is known of a file or directory, also from a listing: a backup stands still."""
+        """Return what is known of a file or directory, also from a listing: a backup stands
+        still."""
         info = self._known.get(name)
         if info is None:
             if os.path.dirname(name) in self._listed:
@@ -190,18 +191,19 @@ def _as_system_error(path: str) -> Iterator[None]:
 
 
 def file_system(place: Place) -> FileSystem:
-    """Give the file system at a place. A remote one is made anew, so that its copies go with it."""
+    """Return the file system at a place. A remote one is made anew, so that its copies go with
+    it."""
     protocol, storage = place
     return RemoteFileSystem(protocol, storage) if protocol else REAL
 
 
 def is_glob(path: str) -> bool:
-    """Tell whether a path is a pattern."""
+    """Return whether a path is a pattern."""
     return not _GLOB.isdisjoint(path)
 
 
 def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
-    """Give the place of a path or glob, the paths below it, and what stands before them in a URL.
+    """Return the place of a path or glob, the paths below it, and what stands before them in a URL.
 
     Raises :class:`UsageError` when a glob matches nothing, :class:`StorageError`.
     """
@@ -230,7 +232,7 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
 
 
 def local_path(path: str, what: str) -> str:
-    """Give the absolute path of a place that must be local. ``what``: in words, for the error.
+    """Return the absolute path of a place that must be local. ``what``: in words, for the error.
 
     Raises :class:`UsageError` for another protocol than ``file``.
     """
@@ -252,7 +254,7 @@ def _with_what_the_url_says(protocol: str, path: str, storage: dict[str, Any]) -
 
 
 def _before(path: str, key: str) -> str | None:
-    """Give what stands in a URL before the path that fsspec makes of it: ``sftp://host``."""
+    """Return what stands in a URL before the path that fsspec makes of it: ``sftp://host``."""
     bare, key = path.rstrip("/"), key.strip("/")
     return bare[: -len(key) - 1] if key and bare.endswith("/" + key) else None
 

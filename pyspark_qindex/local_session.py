@@ -53,7 +53,7 @@ def session(
     *,
     quick: bool = False,
 ) -> SparkSession:
-    """Give a session with our sources registered; the running one, if there is one.
+    """Return a session with our sources registered; the running one, if there is one.
 
     ``master``: ``local[N]``, or a cluster's, whose machines need the packages of the extra
     ``spark`` and see the stores under the same paths; ``sc://HOST[:PORT]`` is a Spark Connect
@@ -86,7 +86,7 @@ def session(
 
 
 def active_session() -> SparkSession | None:
-    """Give the running session, also one of Spark Connect."""
+    """Return the running session, also one of Spark Connect."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -148,7 +148,7 @@ def _ship_archive(spark: SparkSession) -> None:
 
 
 def quiet_environment(scratch: str) -> dict[str, str]:
-    """Give the environment of Spark's processes: this Python, no chatter.
+    """Return the environment of Spark's processes: this Python, no chatter.
 
     ``scratch``: a directory for the logging configuration.
     """

@@ -20,7 +20,7 @@ Places = dict[tuple[str, str], int]
 
 
 def flatten(offsets: Mapping[str, object]) -> Places:
-    """Give places from offsets as Spark keeps them: ``{store: {queue: seq_id}}``, or
+    """Return places from offsets as Spark keeps them: ``{store: {queue: seq_id}}``, or
     ``{store: physical offset}``. Raises :class:`UsageError`."""
     places: Places = {}
     for store, value in offsets.items():
@@ -34,7 +34,7 @@ def flatten(offsets: Mapping[str, object]) -> Places:
 
 
 def unflatten(places: Places) -> dict[str, object]:
-    """Give offsets as Spark keeps them; equal places give equal JSON."""
+    """Return offsets as Spark keeps them; equal places give equal JSON."""
     offsets: dict[str, object] = {}
     for (store, queue), place in sorted(places.items()):
         if not queue:
@@ -67,7 +67,7 @@ def _some(names: list[str]) -> str:
 
 
 def next_places(start: Places, heads: Places, most: int | None) -> Places:
-    """Give where a batch from ``start`` ends. ``heads``: where each source ends now. Places that
+    """Return where a batch from ``start`` ends. ``heads``: where each source ends now. Places that
     have no source any more are kept: it may come back."""
     waiting = {at: max(head - start.get(at, 0), 0) for at, head in heads.items()}
     given = waiting if most is None else share(waiting, most)

@@ -120,7 +120,7 @@ def read_options(
 def with_schema(
     options: ReadOptions, schema: StructType, tables: Mapping[str, Table]
 ) -> ReadOptions:
-    """Give the options with the columns that ``.schema(...)`` asks for, which is Spark's word for
+    """Return the options with the columns that ``.schema(...)`` asks for, which is Spark's word for
     what it expects. Raises :class:`UsageError` for a column that is not of the table, and for one
     of another type."""
     if schema.names == list(options.columns) and schemas.table_of(schema) == options.columns:
@@ -134,7 +134,7 @@ def with_schema(
 
 
 def list_of(text: str) -> tuple[str, ...]:
-    """Give names from an option: one name, or a JSON array of names."""
+    """Return names from an option: one name, or a JSON array of names."""
     if not text:
         return ()
     if text.startswith("["):
@@ -143,7 +143,7 @@ def list_of(text: str) -> tuple[str, ...]:
 
 
 def number_of(given: Mapping[str, str], name: str, at_least: int = 0) -> int:
-    """Give a number from an option. Raises :class:`UsageError`."""
+    """Return a number from an option. Raises :class:`UsageError`."""
     try:
         value = int(given[name])
     except ValueError as error:

@@ -93,7 +93,7 @@ class QueuePart:
     listed: frozenset[int] | None = None
 
     def wants(self, number: int) -> bool:
-        """Tell whether a segment is this part's."""
+        """Return whether a segment is this part's."""
         if number in self.numbers:
             return True
         return self.leads and self.listed is not None and number not in self.listed
@@ -225,7 +225,7 @@ def queue_parts(
 
 
 def _listed(part: QueuePart, fs: FileSystem) -> QueuePart:
-    """Give a queue with what a listing tells of it."""
+    """Return a queue with what a listing tells of it."""
     weight = part.weight
     numbers: set[int] = set()
     for name in fs.listdir(part.directory):
@@ -237,7 +237,7 @@ def _listed(part: QueuePart, fs: FileSystem) -> QueuePart:
 
 
 def _pinned(part: QueuePart, view: QueueView, shipped: list[int]) -> QueuePart:
-    """Give a queue as it was pinned."""
+    """Return a queue as it was pinned."""
     pinned: Pinned | None = view.pinned
     size = len(view.pinned.reading.data)
     if size > shipped[0]:
@@ -273,13 +273,13 @@ def split(part: Part, most: int) -> list[Part]:
 
 
 def narrowed(part: QueuePart, numbers: tuple[int, ...]) -> QueuePart:
-    """Give a part of a part: the segments ``numbers``, and what they need of its moment."""
+    """Return a part of a part: the segments ``numbers``, and what they need of its moment."""
     weight = part.weight * len(numbers) // max(len(part.numbers), 1)
     return replace(part, numbers=numbers, pinned=_narrowed(part, numbers), weight=weight)
 
 
 def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
-    """Give what a piece needs of the moment: its segments, and the journal if it touches them."""
+    """Return what a piece needs of the moment: its segments, and the journal if it touches them."""
     pinned = part.pinned
     if pinned is None or pinned.pairs:
         return pinned
@@ -292,7 +292,7 @@ def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
 
 
 def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
-    """Give the files of the persistent message store with their sizes. Raises
+    """Return the files of the persistent message store with their sizes. Raises
     :class:`StorageError`."""
     directory = os.path.join(store.path, PERSISTENT_DIRECTORY)
     sizes: dict[str, int] = {}
@@ -309,7 +309,8 @@ def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
 
 
 def tasks_for(total: int, wanted: int) -> int:
-    """Give the number of tasks for ``total`` bytes; ``wanted``: what was asked for, 0: nothing."""
+    """Return the number of tasks for ``total`` bytes; ``wanted``: what was asked for, 0:
+    nothing."""
     if wanted:
         return wanted
     cores = os.cpu_count() or 1

@@ -113,7 +113,7 @@ def open_log(store: Store, file_size: int, starts: list[int], short: dict[int, i
 
 
 def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
-    """Give the offset behind the last record, as it is now; it is at least ``known``. Raises
+    """Return the offset behind the last record, as it is now; it is at least ``known``. Raises
     :class:`StoreError`."""
     log = open_log(store, layout.commitlog_file_size, layout.readable, layout.short)
     try:
@@ -123,7 +123,7 @@ def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
 
 
 def is_in_use(fs: FileSystem, paths: Paths) -> bool:
-    """Tell whether a store is open for writing, or was left so by a crash."""
+    """Return whether a store is open for writing, or was left so by a crash."""
     return is_there(fs, paths.abort)
 
 
@@ -161,7 +161,7 @@ def _log_path(store: Store, start: int) -> str:
 
 
 def _bytes(fs: FileSystem, path: str) -> int:
-    """Give the bytes a sparse file takes."""
+    """Return the bytes a sparse file takes."""
     info = fs.stat(path)
     blocks = getattr(info, "st_blocks", None)
     return min(info.st_size, info.st_size if blocks is None else blocks * 512) or 1

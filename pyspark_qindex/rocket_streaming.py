@@ -35,18 +35,18 @@ class _Log:
         return min(self.layout.readable, default=0)
 
     def part(self, low: int, high: int) -> LogPart:
-        """Give the file that ``low`` is in, from there to ``high``."""
+        """Return the file that ``low`` is in, from there to ``high``."""
         size = self.layout.commitlog_file_size
         start = low - low % size
         held = self.layout.short.get(start)
         return LogPart(self.store, size, start, low, high, False, max(high - low, 1), held)
 
     def end(self, known: int = 0) -> int:
-        """Give the offset behind the last record; it is at least ``known``."""
+        """Return the offset behind the last record; it is at least ``known``."""
         return end_of_log(self.store, self.layout, known)
 
     def after(self, low: int, most: int, stop: int) -> int:
-        """Give the offset behind ``most`` records from ``low`` on, and at most ``stop``."""
+        """Return the offset behind ``most`` records from ``low`` on, and at most ``stop``."""
         layout = self.layout
         log = open_log(self.store, layout.commitlog_file_size, layout.readable, layout.short)
         try:

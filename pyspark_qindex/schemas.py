@@ -126,7 +126,7 @@ slot before this one."""
 
 
 def columns_of(schema: StructType, table: Table) -> Table:
-    """Give the part of a table that a schema asks for: names, types, and which are not null.
+    """Return the part of a table that a schema asks for: names, types, and which are not null.
 
     Raises :class:`UsageError` for a column that the table has not, or twice, of another type, or
     not null where it can be.
@@ -143,19 +143,19 @@ def columns_of(schema: StructType, table: Table) -> Table:
 
 
 def without_damage(include: str, table: Table) -> Table:
-    """Give the columns of a table, of which ``include`` is the name, as they are where no row tells
-    of damage."""
+    """Return the columns of a table, of which ``include`` is the name, as they are where no row
+    tells of damage."""
     filled = _FILLED.get(include, frozenset())
     return {name: kind + NOT_NULL * (name in filled) for name, kind in table.items()}
 
 
 def spark_schema(table: Table) -> str:
-    """Give the Spark schema of a table, as Spark reads it."""
+    """Return the Spark schema of a table, as Spark reads it."""
     return ", ".join(f"`{name}` {kind}" for name, kind in table.items())
 
 
 def table_of(schema: StructType) -> Table:
-    """Give the table that has a Spark schema."""
+    """Return the table that has a Spark schema."""
     return {
         field.name: field.dataType.simpleString() + ("" if field.nullable else NOT_NULL)
         for field in schema.fields

@@ -44,7 +44,7 @@ class Store:
     named: bool
 
     def file_system(self) -> FileSystem:
-        """Give the file system of the store, which a host may see and another one may not.
+        """Return the file system of the store, which a host may see and another one may not.
 
         Raises :class:`StoreNotHereError` where the store is not there, :class:`StorageError`. All
         that reads a planned store begins here: a missing directory must never look like an empty
@@ -57,7 +57,7 @@ class Store:
         return beneath(fs, self.path)
 
     def is_deleted(self, directory: str) -> bool:
-        """Tell whether a directory of the store was deleted, by whoever writes the store.
+        """Return whether a directory of the store was deleted, by whoever writes the store.
 
         Raises :class:`StoreNotHereError` where it is missing with all that is around it.
         """
@@ -86,16 +86,16 @@ class Store:
             raise StorageError(directory, "can't be listed", error) from error
 
     def relative(self, path: str) -> str:
-        """Give the path of a file of the store, relative to it."""
+        """Return the path of a file of the store, relative to it."""
         return os.path.relpath(path, self.path)
 
     def shown(self, path: str) -> str:
-        """Give the path of a file of the store as a user knows it."""
+        """Return the path of a file of the store as a user knows it."""
         return self.url if path == self.path else os.path.join(self.url, self.relative(path))
 
 
 def local_store(path: str) -> Store:
-    """Give the store in a local directory."""
+    """Return the store in a local directory."""
     return Store(("", {}), path, path, True)
 
 
@@ -118,7 +118,7 @@ def is_rocket_store(names: set[str]) -> bool:
 
 
 def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recognise) -> list[Store]:
-    """Give the stores at or below ``paths``, each once, sorted by path within each of them.
+    """Return the stores at or below ``paths``, each once, sorted by path within each of them.
 
     Raises :class:`UsageError` for a glob without matches and a name that is not UTF-8,
     :class:`NotAStoreError` for a path that is not there, is a file, or has no store at or below

@@ -152,7 +152,7 @@ class QueueStream(Stream):
         return found
 
     def _head(self, at: tuple[str, str], part: QueuePart) -> int:
-        """Give the seq_id behind the last message of a queue; it never goes back."""
+        """Return the seq_id behind the last message of a queue; it never goes back."""
         pinned = part.pinned
         last = part.numbers[-1] if part.numbers else None
         token = (last, part.head, pinned.segments.get(last or 0) if pinned is not None else None)
@@ -171,7 +171,7 @@ class QueueStream(Stream):
 
 
 def _first(part: QueuePart) -> int:
-    """Give the lowest seq_id that a queue can have on disk."""
+    """Return the lowest seq_id that a queue can have on disk."""
     return part.numbers[0] * part.entry_count if part.numbers else 0
 
 

@@ -99,7 +99,7 @@ def get_messages(
 def _take_all(parts: Parts, data: bytes, result: GetResult, most: int, max_bytes: int) -> int:
     """The usual case of :func:`_walk_units`, several times faster: all units that are wanted
     point to records that are one after another in the newest file, and they fit into the
-    answer: one copy takes them all. Gives 0 when it is another case."""
+    answer: one copy takes them all. Returns 0 when it is another case."""
     log = parts.commitlog
     if log.view is None or most < 1:
         return 0

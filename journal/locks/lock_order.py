@@ -52,7 +52,7 @@ class LockOrder:
 
     def add(self, rank: int, is_mine: Callable[[], bool]) -> Callable[[], None]:
         """Take in a lock, or many of one place; ``is_mine`` tells whether the calling thread has
-        it. Gives what is to be called before it is waited for: raises :class:`UsageError`."""
+        it. Returns what is to be called before it is waited for: raises :class:`UsageError`."""
         self._held.append((rank, is_mine))
         return self.checked(rank)
 

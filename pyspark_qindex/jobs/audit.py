@@ -62,7 +62,7 @@ class _Item:
     weight: int
 
     def queue_of(self, finding: Finding) -> str | None:
-        """Give the name of the queue whose file a finding names."""
+        """Return the name of the queue whose file a finding names."""
         directory, *parts = self.store.relative(finding.path).split(os.sep)
         if self.sort == _ROCKET:
             return "/".join(parts[:2]) if directory == "consumequeue" and parts[1:] else None

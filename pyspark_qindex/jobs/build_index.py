@@ -117,7 +117,7 @@ def _roots(paths: Sequence[str]) -> list[str]:
 
 
 def _build(item: _Item) -> Iterator[Row]:
-    """Build one store; gives rows of :data:`_DONE`. Raises :class:`LockedError`, and
+    """Build one store; returns rows of :data:`_DONE`. Raises :class:`LockedError`, and
     :class:`StoreNotHereError` on a host that does not see the store."""
     local_store(item.root).file_system()
     try:

@@ -46,7 +46,7 @@ class Several:
     number: int = 1
 
     def told(self) -> Finding:
-        """Give them as one finding."""
+        """Return them as one finding."""
         if self.number == 1:
             return self.first
         what = f"{self.number} more of this kind, up to offset {self.last.offset}, the first: "
@@ -54,7 +54,7 @@ class Several:
 
 
 def grouped(found: Iterable[Any]) -> Iterator[Any]:
-    """Give findings as :class:`Several`. Where one file has more than some of one kind and cause,
+    """Yield findings as :class:`Several`. Where one file has more than some of one kind and cause,
     each of the first stands by itself, and one stands for the rest. What else is ``found`` goes
     through."""
     counts: dict[tuple[str, str, str], int] = {}
@@ -78,7 +78,7 @@ def grouped(found: Iterable[Any]) -> Iterator[Any]:
 def finding_row(
     store: Store, store_kind: str, finding: Finding, queue: str | None = None, number: int = 1
 ) -> Row:
-    """Give a finding as a row of :data:`FINDINGS`."""
+    """Return a finding as a row of :data:`FINDINGS`."""
     return (
         store.url,
         store_kind,
@@ -95,5 +95,5 @@ def finding_row(
 
 
 def damage(path: str, offset: int, length: int, kind: Kind, what: str, lost: str = "") -> Finding:
-    """Give a finding that no crash explains."""
+    """Return a finding that no crash explains."""
     return Finding(path, offset, length, Cause.DAMAGE, what, lost, kind)

@@ -27,7 +27,7 @@ class FleetStore:
 
 
 def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> list[FleetStore]:
-    """Give all stores at or below ``paths``, sorted within each.
+    """Return all stores at or below ``paths``, sorted within each.
 
     Raises :class:`UsageError` for no path and for a glob without matches, :class:`NotAStoreError`
     for a path that has no store at or below it, or one of a newer format, :class:`StorageError`.
@@ -52,7 +52,8 @@ def _names(store: Store) -> set[str]:
 
 
 def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:
-    """Give the place, below ``out``, of the store that a job makes for each store (a path or URL).
+    """Return the place, below ``out``, of the store that a job makes for each store (a path or
+    URL).
 
     Raises :class:`UsageError` where ``out`` is not local.
     """
@@ -61,8 +62,8 @@ def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:
 
 
 def store_names(stores: Sequence[str]) -> dict[str, str]:
-    """Give each store (a path or URL) a directory name of its own: its path below what all have in
-    common, with ``~`` for each slash.
+    """Return a directory name for each store (a path or URL): its path below what all have
+    in common, with ``~`` for each slash.
 
     >>> store_names(["/srv/fleet/a/orders", "/srv/fleet/b/orders"])
     {'/srv/fleet/a/orders': 'a~orders', '/srv/fleet/b/orders': 'b~orders'}

@@ -69,7 +69,7 @@ def _of_topics(one: FleetStore) -> Iterator[Row]:
 
 
 def committed_offsets(store: Store) -> Iterator[tuple[str, str, int]]:
-    """Give queue (``TOPIC/QUEUEID``), consumer group, and the queue offset it asks for next."""
+    """Yield queue (``TOPIC/QUEUEID``), consumer group, and the queue offset it asks for next."""
     fs = store.file_system()
     offsets = ConsumerOffsets(fs, Paths(store.path).consumer_offset, writable=False)
     for name, table in offsets.table.items():

@@ -81,7 +81,7 @@ class RocketRecord:
 
 
 def encode_name(name: str) -> str:
-    """Give a name in characters that topics have.
+    """Return a name in characters that topics have.
 
     >>> encode_name("orders/ü 1"), encode_name("TBW102")
     ('orders%2F%C3%BC%201', '%54BW102')
@@ -98,7 +98,7 @@ def decode_name(text: str) -> str:
 
 
 def to_rocket(origin: Origin, message: Message) -> RocketRecord:
-    """Give the RocketMQ record of a message.
+    """Return the RocketMQ record of a message.
 
     Raises :class:`UsageError`, with the limit, for one that RocketMQ can't hold.
     """
@@ -146,7 +146,7 @@ def _is_text(text: str) -> bool:
 def from_rocket(
     topic: str, queue_id: int, body: bytes, properties: bytes, rest: Mapping[str, Any]
 ) -> tuple[Origin | str, Message]:
-    """Give the message of a RocketMQ record, and where it stood, or the name of the queue it goes
+    """Return the message of a RocketMQ record, and where it stood, or the name of the queue it goes
     to. ``rest``: the other fields of the record, by name, of which ``store_timestamp`` is in ms.
 
     Raises :class:`StoreError` for a property :data:`EXACT` that is damaged.

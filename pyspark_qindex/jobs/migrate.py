@@ -252,7 +252,7 @@ def _into_queues(
 
 
 def _delay_offsets(one: FleetStore) -> dict[int, int]:
-    """Give the delivered offset of each queue of delayed messages, by its queue id."""
+    """Return the delivered offset of each queue of delayed messages, by its queue id."""
     fs = one.store.file_system()
     table = load_json(fs, Paths(one.store.path).delay_offset).get("offsetTable")
     return {level - 1: at for level, at in int_table(table).items()}

@@ -51,7 +51,7 @@ def show_progress(spark: SparkSession, job: str) -> Iterator[None]:
 
 
 def tasks_under_way(spark: SparkSession) -> tuple[int, int, int]:
-    """Give tasks done and tasks in all of the active stages, and the number of the newest."""
+    """Return tasks done and tasks in all of the active stages, and the number of the newest."""
     tracker = spark.sparkContext.statusTracker()
     done = total = 0
     newest = 0

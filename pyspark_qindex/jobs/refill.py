@@ -69,7 +69,7 @@ class QueueKept:
 
 @contextmanager
 def new_store(target: str, source: str) -> Iterator[Staging | None]:
-    """Give the place where to build ``target``, which appears when all is done; ``None`` when it
+    """Yield the place where to build ``target``, which appears when all is done; ``None`` when it
     is there already. ``source``: what it is made from.
 
     Raises as :class:`qindex.tools.staging.Staging`.
@@ -87,7 +87,7 @@ def new_store(target: str, source: str) -> Iterator[Staging | None]:
 def stores_of(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
 ) -> Iterator[tuple[str, Staging | None, Iterator[dict[str, Any]]]]:
-    """Give the stores of rows that come store by store: each one's name, the place where to build
+    """Yield the stores of rows that come store by store: each one's name, the place where to build
     its target (see :func:`new_store`), and its rows, to be gone through before the next."""
     for store, mine in groupby(rows, itemgetter("store")):
         with new_store(targets[store], source) as place:
@@ -137,7 +137,7 @@ class QueueFill:
         return self._writers[place]
 
     def put(self, origin: Origin, message: Message) -> int:
-        """Add a message, in order within its queue; gives its seq_id there."""
+        """Add a message, in order within its queue; returns its seq_id there."""
         if origin.queue not in self._declared:
             self.declare(QueueKept(origin.queue))
         place, seq = (origin.queue, origin.priority), origin.seq_id
@@ -155,7 +155,7 @@ class QueueFill:
         return given
 
     def next_seq(self, queue: str) -> int:
-        """Give the seq_id of the queue's next publish, without a priority."""
+        """Return the seq_id of the queue's next publish, without a priority."""
         seen = max(self._next.get((queue, None), 0), self._next.get((queue, 0), 0))
         kept = self._declared.get(queue)
         return seen if kept is None else max(seen, kept.next_seq_id)

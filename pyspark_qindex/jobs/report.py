@@ -38,7 +38,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def render_page(job: str, outcome: Outcome, shown: Mapping[str, Rows], most: int) -> str:
-    """Give the page. ``shown``: the first rows of each table, at most ``most``."""
+    """Return the page. ``shown``: the first rows of each table, at most ``most``."""
     parts = [f"<h1>qindex pipeline {html.escape(job)}</h1>"]
     moment = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts.append(f'<p class="note">{moment}</p>')
@@ -84,7 +84,7 @@ def _cell(value: Any) -> str:
 
 
 def _draw(plot: Plot, rows: Rows) -> str:
-    """Give a plot as SVG, or nothing where there is nothing to be seen."""
+    """Return a plot as SVG, or nothing where there is nothing to be seen."""
     drawn = [row for row in rows if row[plot.y] is not None][: plot.most]
     if not drawn or not any(row[plot.y] for row in drawn):
         return ""

@@ -48,7 +48,7 @@ def claim(directory: str) -> None:
 
 
 def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[dict[str, Any]]]:
-    """Write all of it; gives the first rows of each table that is shown.
+    """Write all of it; returns the first rows of each table that is shown.
 
     Raises :class:`StorageError`.
     """
@@ -72,7 +72,7 @@ def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[
 
 
 def _write_json(parquet: str, path: str) -> list[dict[str, Any]]:
-    """Write what Spark has written as JSON, too; gives the first rows. A batch at a time."""
+    """Write what Spark has written as JSON, too; returns the first rows. A batch at a time."""
     kept: list[dict[str, Any]] = []
     with open_private(path) as file:
         for row in _rows_of(parquet):

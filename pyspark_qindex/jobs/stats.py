@@ -195,8 +195,8 @@ def file_garbage(files: DataFrame) -> DataFrame:
 
 
 def consumer_lag(messages: DataFrame, committed: DataFrame) -> DataFrame:
-    """Give the distance of each consumer group from each queue's end. ``committed``: store, queue,
-    consumer_group, committed (the next queue offset it asks for)."""
+    """Return the distance of each consumer group from each queue's end. ``committed``: store,
+    queue, consumer_group, committed (the next queue offset it asks for)."""
     ends = messages.groupBy("store", "queue").agg((f.max("number") + 1).alias("end"))
     behind = f.greatest(f.col("end") - f.col("committed"), f.lit(0)).alias("behind")
     return committed.join(ends, ["store", "queue"], "left").select(

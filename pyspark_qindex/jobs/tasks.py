@@ -28,7 +28,7 @@ _ROWS_AT_ONCE: Final = 64
 
 
 def tasks_wanted(spark: SparkSession) -> int:
-    """Give the number of tasks that :func:`pyspark_qindex.planning.group` is asked for: some for
+    """Return the number of tasks that :func:`pyspark_qindex.planning.group` is asked for: some for
     each core of the cluster, so that a slow one does not hold up all (one costs 10 to 50 ms)."""
     context = getattr(spark, "sparkContext", None)
     if context is not None:
@@ -63,7 +63,7 @@ def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
 def map_rows(
     frame: DataFrame, work: Callable[[Iterator[dict[str, Any]]], Rows], table: Table
 ) -> DataFrame:
-    """Give the rows that ``work`` makes of those of ``frame``, once for each of its partitions; it
+    """Yield the rows that ``work`` makes of those of ``frame``, once for each of its partitions; it
     takes them by the names of their columns."""
 
     def run(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

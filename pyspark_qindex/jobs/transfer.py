@@ -122,7 +122,7 @@ def _queue_rows(one: FleetStore, *, permissive: bool) -> Iterator[Row]:
 
 
 def queues_kept(one: FleetStore, *, permissive: bool) -> Iterator[QueueKept]:
-    """Give what the queues of a store have beside their messages.
+    """Yield what the queues of a store have beside their messages.
 
     Settings that are damaged are ``error``, or raise :class:`DamageError` where the read is not
     ``permissive``."""
@@ -197,7 +197,7 @@ def _kept(row: dict[str, Any]) -> QueueKept:
 
 
 def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Give the places of the tables of exports, by name.
+    """Return the places of the tables of exports, by name.
 
     Raises :class:`UsageError` for no path and for one that is not local, :class:`NotAStoreError`
     for one without tables.
@@ -218,7 +218,7 @@ def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _read_tables(spark: SparkSession, paths: Sequence[str]) -> dict[str, DataFrame]:
-    """Give the tables; one without messages has at least the queues of these.
+    """Return the tables; one without messages has at least the queues of these.
 
     Raises :class:`NotAStoreError` for a table that no export has written."""
     tables = {}
@@ -289,7 +289,7 @@ def _fill_queues(
 
 
 def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
-    """Give what an import puts. Raises :class:`StoreError` for what no export has written: tables
+    """Return what an import puts. Raises :class:`StoreError` for what no export has written: tables
     pass through many hands."""
     queue, seq_id, msg_id = row["queue"], row["seq_id"], row["msg_id"]
     place = f"{row['store']}: message {seq_id} of queue {queue!r} is none of an export"
@@ -304,7 +304,7 @@ def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
 
 
 def origin_of(row: dict[str, Any]) -> Origin:
-    """Give where a row of ``messages`` stood."""
+    """Return where a row of ``messages`` stood."""
     return Origin(
         queue=row["queue"],
         seq_id=row["seq_id"],
@@ -341,7 +341,7 @@ def _fill_records(
 
 
 def record_of(row: dict[str, Any]) -> RocketRecord:
-    """Give what a put needs of a row of ``records``."""
+    """Return what a put needs of a row of ``records``."""
     return RocketRecord(
         topic=row["topic"],
         queue_id=row["queue_id"],

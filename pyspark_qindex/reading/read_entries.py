@@ -31,7 +31,7 @@ assert (PUBLISHED, DELIVERED, ACKED) == (1, 2, 3)
 
 
 def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give the entries of a part of a queue, those that are acknowledged too.
+    """Yield the entries of a part of a queue, those that are acknowledged too.
 
     Raises :class:`pyspark_qindex.batches.ReadFailedError` for damage in a read that is not
     permissive. Memory: one segment at a time.
@@ -49,7 +49,7 @@ def read_queue(
     segment: Callable[[QueueView, int], Iterator[pa.RecordBatch]],
     told: Container[tuple[str, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Give the batches of each ``segment`` of a part, then what damage was met; but for that in
+    """Yield the batches of each ``segment`` of a part, then what damage was met; but for that in
     the places ``told`` by then, paths and offsets."""
     found: list[Finding | StoreError] = []
     try:
@@ -71,7 +71,7 @@ def read_queue(
 
 
 def _findings(view: QueueView, part: QueuePart) -> list[Finding]:
-    """Give what was met, each once among the parts of a queue."""
+    """Return what was met, each once among the parts of a queue."""
     if part.leads:
         return view.findings
     journal = set(view.pinned.reading.findings)
@@ -79,7 +79,7 @@ def _findings(view: QueueView, part: QueuePart) -> list[Finding]:
 
 
 def seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
-    """Give the seq_ids that are wanted: from the first up to, and without, the second."""
+    """Return the seq_ids that are wanted: from the first up to, and without, the second."""
     ends = [end for end in (options.seq_to, part.high) if end is not None]
     return max(options.seq_from, part.low), min(ends, default=1 << 62)
 
@@ -87,7 +87,7 @@ def seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
 def _batches(
     part: QueuePart, options: ReadOptions, files: list[Entries]
 ) -> Iterator[pa.RecordBatch]:
-    """Give those of one segment, whose bytes are let go of behind the last one."""
+    """Yield those of one segment, whose bytes are let go of behind the last one."""
     for entries in files:
         batch = _batch(part, options, entries)
         if batch.num_rows:

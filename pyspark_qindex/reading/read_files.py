@@ -45,7 +45,7 @@ class _File:
 
 
 def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give the records of a part's message store files; those that are damaged have ``error``.
+    """Yield the records of a part's message store files; those that are damaged have ``error``.
 
     Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
     """
@@ -83,7 +83,7 @@ def _stored_batch(part: StorePart, options: ReadOptions, scan: FileScan) -> pa.R
 
 
 def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give a row for each journal, segment and message store file of a store.
+    """Yield a row for each journal, segment and message store file of a store.
 
     Live in a message store's file are the records that an index entry names. Memory: the ids of
     the messages in the message store. Raises as :func:`read_stored`.

@@ -16,7 +16,7 @@ from qindex.view.queue_view import QueueView, Row
 
 
 def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give the messages of a part of a queue, in the order of its seq_ids.
+    """Yield the messages of a part of a queue, in the order of its seq_ids.
 
     Raises :class:`ReadFailedError` for damage in a read that is not permissive. Memory: one
     segment, and of what the message store has of it some megabytes at a time.

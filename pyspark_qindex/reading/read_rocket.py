@@ -56,7 +56,7 @@ def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.Reco
 
 
 def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give the records of a CommitLog file in order; one whose body is damaged has ``error``, and
+    """Yield the records of a CommitLog file in order; one whose body is damaged has ``error``, and
     so has a row for each place where no record stands.
 
     Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
@@ -99,7 +99,7 @@ def _at(part: LogPart, offset: int, what: str) -> str:
 
 
 def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> list[int]:
-    """Give the places without a record; the one where the log ends is none of them, nor is that
+    """Return the places without a record; the one where the log ends is none of them, nor is that
     where a file is cut off, which its length tells."""
     places = skip.skipped
     if part.held is not None or (part.ends and part.high is None):
@@ -112,7 +112,7 @@ def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> 
 
 
 def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
-    """Tell whether something stands behind the last record of a log that was closed: neither what
+    """Return whether something stands behind the last record of a log that was closed: neither what
     a writer that is at work, or was killed, has not finished, nor what it has put there since."""
     at = end - part.start
     start = log.files.read(log.files.files[part.start], at, START.size)
@@ -133,7 +133,7 @@ class _Columns:
     bad: set[int] = field(default_factory=set)
 
     def batch(self, bad_bodies: set[int]) -> pa.RecordBatch:
-        """Give the records that are wanted."""
+        """Return the records that are wanted."""
         self.bad = bad_bodies & set((self.records.positions + self.part.start).tolist())
         batch = batch_of(self.options.columns, len(self.records), self._makers())
         wanted = self._wanted()
@@ -278,7 +278,7 @@ def _distinct(values: pa.Array, decode: Callable[[bytes], str]) -> pa.Array:
 
 
 def read_units(part: UnitsPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give the units of a ConsumeQueue file, without those that only fill its beginning.
+    """Yield the units of a ConsumeQueue file, without those that only fill its beginning.
 
     Raises as :func:`read_records`.
     """
@@ -320,7 +320,7 @@ def _units_batch(
 
 
 def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Give the entries of an IndexFile. Raises as :func:`read_records`."""
+    """Yield the entries of an IndexFile. Raises as :func:`read_records`."""
     found: list[StoreError | str] = []
     file = IndexFile(part.store.file_system(), part.path, part.slots, part.entries, writable=False)
     try:
@@ -351,7 +351,7 @@ def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch
 
 
 def _is_sound(file: IndexFile, part: IndexPart) -> bool:
-    """Tell whether the chains of an index file lead to all of its entries. One that is being
+    """Return whether the chains of an index file lead to all of its entries. One that is being
     written is looked at again: its slots may be ahead of its header."""
     for pause in (*_SETTLE_PAUSES, None):
         if file.chains_are_sound():

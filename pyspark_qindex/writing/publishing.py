@@ -129,7 +129,7 @@ def _publish(engine: qindex.Engine, staging: Staging, progress: Progress, *, res
 
 
 def _rows(staging: Staging, progress: Progress) -> Iterator[Outgoing]:
-    """Give the rows that are not done."""
+    """Yield the rows that are not done."""
     skip = progress.done
     for name, count in progress.files:
         if skip < count:

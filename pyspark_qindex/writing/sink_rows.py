@@ -45,7 +45,7 @@ class Outgoing:
 
 
 def check_columns(schema: StructType) -> list[str]:
-    """Give the columns of a DataFrame that are published; others of a read of messages are left
+    """Return the columns of a DataFrame that are published; others of a read of messages are left
     out. Raises :class:`UsageError` for any else, for a wrong type, without ``body``, and with
     ``queue``: it would look as if it told where a row goes."""
     chosen = []
@@ -96,7 +96,7 @@ class _Raw(io.RawIOBase):
 def stage(
     path: str, batches: Iterator[pa.RecordBatch], columns: list[str], fs: FileSystem = REAL
 ) -> int:
-    """Write rows into a new file, durable on return; gives their number. Without rows there is no
+    """Write rows into a new file, durable on return; returns their number. Without rows there is no
     file.
 
     Raises :class:`UsageError` for a row that has no body, :class:`StorageError`.
@@ -130,7 +130,7 @@ def stage(
 
 
 def read_staged(path: str, skip: int = 0) -> Iterator[Outgoing]:
-    """Give the rows of a staged file as messages, from row ``skip`` on.
+    """Yield the rows of a staged file as messages, from row ``skip`` on.
 
     Raises :class:`StorageError`, :class:`UsageError` for a row that is no message.
     """

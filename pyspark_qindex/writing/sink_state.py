@@ -67,7 +67,7 @@ class Staging:
         self.path = os.path.join(store, layout.STAGING)
 
     def batch_directory(self, query: str, batch: int) -> str:
-        """Give the directory for the rows of a batch."""
+        """Return the directory for the rows of a batch."""
         return os.path.join(self.path, _name_of(query), str(batch))
 
     def load(self, query: str) -> Progress | None:
@@ -82,7 +82,7 @@ class Staging:
         replace_file(self.fs, path, json.dumps(value).encode())
 
     def unfinished(self) -> Iterator[Progress]:
-        """Give the batches whose publishing was cut short, of all queries."""
+        """Yield the batches whose publishing was cut short, of all queries."""
         for name in self._names(self.path):
             if name.endswith(_SUFFIX):
                 progress = self._read(os.path.join(self.path, name))
@@ -90,7 +90,7 @@ class Staging:
                     yield progress
 
     def sweep(self, query: str, batch: int) -> int:
-        """Remove the rows of a query's batches up to ``batch``, whoever left them; gives the
+        """Remove the rows of a query's batches up to ``batch``, whoever left them; returns the
         number of files."""
         root = os.path.join(self.path, _name_of(query))
         removed = 0
@@ -101,7 +101,7 @@ class Staging:
 
     def sweep_old(self, older_than: float) -> int:
         """Remove the rows that were staged before ``older_than`` (seconds since 1970) by queries
-        with no batch to finish; gives the number of files."""
+        with no batch to finish; returns the number of files."""
         busy = {_name_of(progress.query) for progress in self.unfinished()}
         removed = 0
         for query in self._names(self.path):
@@ -146,7 +146,7 @@ class Staging:
 
 
 def _name_of(query: str) -> str:
-    """Give the name of a query's files: its id, which Spark makes plain, or a hash of it."""
+    """Return the name of a query's files: its id, which Spark makes plain, or a hash of it."""
     if _PLAIN.fullmatch(query):
         return query
     return hashlib.sha256(query.encode()).hexdigest()[:32]

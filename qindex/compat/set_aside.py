@@ -78,7 +78,7 @@ def set_aside(engine: Engine, delivery: Delivery, source: str, target: str, why:
 
 def bring_back(queue: Queue, put: Callable[[Delivery], bool]) -> int:
     """Try all that was set aside in ``queue`` once more: what ``put`` says true for has found its
-    place, and is acknowledged here; the rest stays. Gives how many have."""
+    place, and is acknowledged here; the rest stays. Returns how many have."""
     done = 0
     kept: list[Delivery] = []
     try:

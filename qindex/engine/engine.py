@@ -634,7 +634,7 @@ class Engine:
         return format_queue_name(self._vhost, raw, priority)
 
     def _make(self, path: str, queue_name: bytes) -> tuple[RestingQueue, list[str]]:
-        """Make the directory of a queue, durably; gives the names that are in it but for its own.
+        """Make the directory of a queue, durably; returns the names that are in it but for its own.
         Raises :class:`OSError`, :class:`StorageError`, :class:`WritesRefusedError`."""
         fs = self._fs
         self._poison.check()
@@ -855,7 +855,7 @@ class Engine:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish one message to several queues; gives its seq_id in each, in their order.
+        """Publish one message to several queues; returns its seq_id in each, in their order.
 
         A message for the message store is written once, with a reference for each queue; a small
         one is embedded in each. The queues are taken one after the other: when the system refuses

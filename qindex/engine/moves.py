@@ -310,7 +310,7 @@ class Moves:
             raise
 
     def _move_all(self, requests: Sequence[_Request], one_round: _Round) -> StoreError | None:
-        """Append what is left of these, all of one source, to their target; gives why anything
+        """Append what is left of these, all of one source, to their target; returns why anything
         still is left."""
         source = requests[0].source
         left = [letter for one in requests for letter in one.left]
@@ -347,7 +347,7 @@ class Moves:
 
     @staticmethod
     def _drop_rounds(source: DeadLetters, letters: list[Letter], name: str) -> list[Letter]:
-        """Drop the letters that go round in a loop; gives the others."""
+        """Drop the letters that go round in a loop; returns the others."""
         rounds = [one for one in letters if one.target is None and goes_round(one, name)]
         if not rounds:
             return letters

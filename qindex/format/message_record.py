@@ -199,7 +199,7 @@ def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) ->
 
     ``payloads``: offsets of the message ids in ``data`` (shape ``(n,)``), in a journal or a
     segment. ``words``: the first eight bytes of each as a number. ``row_length``: bytes of the
-    whole journal record. Gives shape ``(n, row_length)``; O(n * row_length).
+    whole journal record. Returns shape ``(n, row_length)``; O(n * row_length).
     """
     rows = np.empty((len(payloads), row_length), np.uint8)
     column(rows, 0, ">u8")[:] = words

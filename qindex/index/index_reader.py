@@ -341,7 +341,7 @@ class IndexReader:
 
     def read(self, segment: Segment, rels: I64) -> tuple[Window, int]:
         """Read these entries of a loaded segment, ascending, or the first of them: those in one
-        file, about 1 MiB. Gives them, and the seq_id after the last."""
+        file, about 1 MiB. Returns them, and the seq_id after the last."""
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
         changes = np.flatnonzero(in_file != in_file[0])
         if len(changes):

@@ -58,7 +58,7 @@ class Depth(enum.IntEnum):
     READ = 1
     """And whether size and checksum hold."""
     DECODE = 2
-    """And whether the record is one; gives message ids and the true sizes of bodies."""
+    """And whether the record is one; returns message ids and the true sizes of bodies."""
 
 
 @dataclass(frozen=True, slots=True)

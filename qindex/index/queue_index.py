@@ -813,7 +813,7 @@ class QueueIndex(IndexReader):
 
     def finish(self, plan: FlushPlan, prepared: Retired | None) -> Retired | None:
         """Part 3 of a flush: empty the journal up to the plan's point, and take over what the
-        segment files hold now. Gives what :meth:`Journal.retire` is to have, without the lock.
+        segment files hold now. Returns what :meth:`Journal.retire` is to have, without the lock.
         Raises :class:`StorageError`; writes are then refused."""
         self.journal.entries = self._most_consumed()
         self.changing += 1

@@ -197,7 +197,7 @@ class DeadLetters:
     def reject(
         self, deliveries: Sequence[Delivery], *, waits: bool, cause: str = ""
     ) -> list[StoreError | None]:
-        """Move messages to the dead-letter queue; they are there on return. Gives why not, for
+        """Move messages to the dead-letter queue; they are there on return. Returns why not, for
         each that is not: it is as it was."""
         with self.state.calls.here():
             return self._reject(deliveries, waits, lambda one: replace(one, cause=cause))

@@ -288,7 +288,7 @@ class Flusher:
         return index.journal.end >= _MOST_GARBAGE and 8 * index.live < index.dirty
 
     def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
-        """Close without a flush: the queue's directory is about to be deleted. Gives the ids of
+        """Close without a flush: the queue's directory is about to be deleted. Returns the ids of
         its messages that are in the message store: they can't be acknowledged any more."""
         state = self.state
         stored: list[bytes] = []

@@ -659,7 +659,7 @@ class Producer:
         waits: bool = True,
     ) -> range:
         """Store the records of prepared messages that belong into the message store, and append
-        their index entries, all or none. Gives their seq_ids. ``held``: see
+        their index entries, all or none. Returns their seq_ids. ``held``: see
         :meth:`append_entries`."""
         stored: list[bytes] = []
         try:

@@ -70,7 +70,7 @@ class Room:
 
     def take(self, items: Sequence[Prepared], timeout: float | None, waits: bool) -> list[Prepared]:
         """Keep room in a queue with limits; waits up to ``timeout`` seconds for it (``None``: for
-        ever) if the queue's publishers do. Gives what room was kept for: nothing where the queue
+        ever) if the queue's publishers do. Returns what room was kept for: nothing where the queue
         has no limits.
 
         Raises :class:`QueueFullError`; :class:`WouldWaitError` where the caller may not wait.

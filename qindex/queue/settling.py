@@ -273,7 +273,7 @@ class Settler:
 
     def give_back_together(self, asked: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
         """Reject messages, or requeue them (true), in a queue with a dead-letter queue: all that go
-        there do so together. Gives what :meth:`reject` or :meth:`nack` raises for each."""
+        there do so together. Returns what :meth:`reject` or :meth:`nack` raises for each."""
         rejected = [delivery for delivery, requeue in asked if not requeue]
         failures = iter(self.letters.reject(rejected, waits=True) if rejected else ())
         found: list[StoreError | None] = []

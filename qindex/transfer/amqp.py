@@ -121,7 +121,8 @@ def raw_properties() -> Iterator[None]:
 
 
 def parameters_of(url: str) -> Any:
-    """Give pika's parameters of an ``amqp://`` or ``amqps://`` URL. Raises :class:`UsageError`."""
+    """Return pika's parameters of an ``amqp://`` or ``amqps://`` URL. Raises
+    :class:`UsageError`."""
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
@@ -159,7 +160,7 @@ def describe(error: BaseException) -> str:
 
 
 def _cause(error: Any) -> BaseException | None:
-    """Give what an error of pika's is about: it wraps the one that tells up to three times."""
+    """Return what an error of pika's is about: it wraps the one that tells up to three times."""
     attempts = getattr(error, "exceptions", None) or [getattr(error, "exception", None)]
     for inner in (attempts[-1], *error.args[:1]):
         if isinstance(inner, BaseException) and inner is not error:
@@ -168,7 +169,7 @@ def _cause(error: Any) -> BaseException | None:
 
 
 def outgoing(delivery: Delivery, now: int | None = None) -> tuple[Any, bytes]:
-    """Give the properties and the body to publish. Raises :class:`UsageError` for headers or
+    """Return the properties and the body to publish. Raises :class:`UsageError` for headers or
     properties that AMQP has no words for.
 
     ``expiration`` is what is left of the message's time to live, in milliseconds.
@@ -203,7 +204,7 @@ def _properties(record: RabbitMessage) -> Properties:
 
 
 def incoming(method: Any, properties: Any, body: bytes, vhost: str) -> Moved:
-    """Give the message that a broker delivered, with ``properties`` of :func:`raw_properties`."""
+    """Return the message that a broker delivered, with ``properties`` of :func:`raw_properties`."""
     raw = properties.raw
     try:
         known = decode_properties(raw)

@@ -158,7 +158,7 @@ class _Publisher:
         self._run()
 
     def publish(self, frames: list[tuple[str, str, Any, bytes]]) -> set[int]:
-        """Publish a batch; gives the places in it of those that the broker has confirmed."""
+        """Publish a batch; returns the places in it of those that the broker has confirmed."""
         self.confirmed, self._returned = set(), False
         if not frames:
             return self.confirmed
@@ -217,8 +217,8 @@ class _Publisher:
 
 
 def ready(url: str, queue: str) -> int:
-    """Give the number of messages that wait in a broker's queue. Raises :class:`BrokerError`, also
-    where there is no such queue."""
+    """Return the number of messages that wait in a broker's queue. Raises :class:`BrokerError`,
+    also where there is no such queue."""
     with broker_errors(url):
         connection = blocking_connection(parameters_of(url))
         try:
@@ -246,7 +246,7 @@ def pull(
     batch: int = BATCH,
     told: Told | None = None,
 ) -> int:
-    """Take messages of the broker's queue ``source``; gives their number.
+    """Take messages of the broker's queue ``source``; returns their number.
 
     Ends when none came for ``timeout`` seconds, or after ``count``. A batch is acknowledged to the
     broker when it is on disk here. Raises :class:`BrokerError`; the broker delivers again the
@@ -288,8 +288,8 @@ def pull(
 def _take_batch(
     connection: Any, channel: Any, source: str, most: int, timeout: float
 ) -> tuple[list[tuple[Any, Any, bytes]], int, bool]:
-    """Give up to ``most`` messages that the broker delivers, or some megabytes; the tag of the last
-    one, and whether more may come: none came for ``timeout`` seconds."""
+    """Return up to ``most`` messages that the broker delivers, or some megabytes; the tag of the
+    last one, and whether more may come: none came for ``timeout`` seconds."""
     taken: list[tuple[Any, Any, bytes]] = []
     size = 0
     deliveries = channel.consume(source, inactivity_timeout=timeout)

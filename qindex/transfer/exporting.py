@@ -139,8 +139,8 @@ def stream_messages(
     format: str | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Give the messages of ``queues`` (``None``: of all), in order, to ``write``, each as a line of
-    JSON Lines. ``import_messages`` takes such a file, and can't tell whether it was cut.
+    """Return the messages of ``queues`` (``None``: of all), in order, to ``write``, each as a line
+    of JSON Lines. ``import_messages`` takes such a file, and can't tell whether it was cut.
 
     Raises :class:`UsageError` for a queue that is not there, and another format. Memory: one
     message.

@@ -96,7 +96,7 @@ class FileFormat(Protocol):
         """Return the queues that a file lists, if it does. Raises :class:`FormatError`."""
 
     def read(self, path: Path, start: int = 0) -> Iterator[Moved]:
-        """Give the messages from number ``start`` on. Raises :class:`FormatError`."""
+        """Yield the messages from number ``start`` on. Raises :class:`FormatError`."""
 
 
 def queues_of_values(path: Path, value: object) -> Queues:
@@ -115,7 +115,7 @@ def queues_of_values(path: Path, value: object) -> Queues:
 
 
 def format_of(path: Path, name: str | None = None) -> FileFormat:
-    """Give the format of a file, by its ``name`` (``"jsonl"``, ``"parquet"``) or the path's end.
+    """Return the format of a file, by its ``name`` (``"jsonl"``, ``"parquet"``) or the path's end.
 
     Raises :class:`UsageError` where neither tells, or where pyarrow is missing.
     """

@@ -146,7 +146,7 @@ class _Source:
 
 
 def _check(sources: Sequence[_Source], queue: str | None) -> int:
-    """Read all files; gives the number of their messages. Raises as :func:`import_messages`."""
+    """Read all files; returns the number of their messages. Raises as :func:`import_messages`."""
     total = 0
     for source in sources:
         source.queues()
@@ -365,7 +365,7 @@ class _Import:
             done = max(done - size, 0)
 
     def _windows(self, moved: Iterator[Moved]) -> Iterator[list[Moved]]:
-        """Give so many messages as are sorted by queue together."""
+        """Yield so many messages as are sorted by queue together."""
         window, size = list[Moved](), 0
         for one in moved:
             window.append(one)
@@ -383,7 +383,7 @@ class _Import:
         return self._priorities[name]
 
     def _batches(self, window: list[Moved], size: int) -> Iterator[tuple[str, list[Moved]]]:
-        """Give the messages of each queue, in order, a batch at a time."""
+        """Yield the messages of each queue, in order, a batch at a time."""
         by_queue: dict[tuple[str, int], list[Moved]] = {}
         for one in window:
             its = self._queue or one.queue

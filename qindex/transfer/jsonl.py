@@ -77,7 +77,7 @@ def queues(path: Path) -> Queues:
 
 
 def read(path: Path, start: int = 0) -> Iterator[Moved]:
-    """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the line.
+    """Yield the messages from number ``start`` on. Raises :class:`FormatError`, with the line.
 
     The last line needs no line break where it is whole: editors leave it out."""
     expected: int | None = None

@@ -24,14 +24,14 @@ FORMAT_VERSION = 1
 
 
 def envelope_of(row: Row) -> bytes | None:
-    """Give a row's envelope; ``None`` where body and timestamp are all it has."""
+    """Return a row's envelope; ``None`` where body and timestamp are all it has."""
     return moved.envelope_of(
         Message(row.body or b"", row.key, row.headers, row.properties, row.timestamp)
     )
 
 
 def from_plain(value: Any) -> Any:
-    """Give the value that :func:`qindex.format.json_value.plain_value` shows as ``value``.
+    """Return the value that :func:`qindex.format.json_value.plain_value` shows as ``value``.
 
     Raises :class:`UsageError` for a ``$`` name that it does not make.
     """

@@ -119,7 +119,7 @@ def queues(path: Path) -> Queues:
 
 
 def read(path: Path, start: int = 0) -> Iterator[Moved]:
-    """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the row."""
+    """Yield the messages from number ``start`` on. Raises :class:`FormatError`, with the row."""
     with _readable(path) as file:
         _check(path, file.schema_arrow)
         _check_size(path, file.metadata)

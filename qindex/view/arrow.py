@@ -41,7 +41,7 @@ Maker = Callable[[], pa.Array]
 
 
 def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
-    """Give the part of a table with the ``wanted`` columns, in their order (all for none).
+    """Return the part of a table with the ``wanted`` columns, in their order (all for none).
 
     Raises :class:`UsageError` for a name that it has not, or twice.
     """
@@ -56,7 +56,7 @@ def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Give the Arrow schema of a table."""
+    """Return the Arrow schema of a table."""
     return _arrow_schema(tuple(table.items()))
 
 
@@ -71,7 +71,7 @@ def _arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
 
 
 def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.RecordBatch:
-    """Give a batch of ``count`` rows with the columns of ``table``; those without a maker are
+    """Return a batch of ``count`` rows with the columns of ``table``; those without a maker are
     null. Only the columns that are wanted are made."""
     schema = arrow_schema(table)
     arrays = [
@@ -87,7 +87,7 @@ def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.Record
 
 @lru_cache(maxsize=_KEPT)
 def constant(value: str | int | None, count: int, kind: pa.DataType | None = None) -> pa.Array:
-    """Give ``value`` repeated. The last few are kept: the batches of a queue, which have the rows
+    """Return ``value`` repeated. The last few are kept: the batches of a queue, which have the rows
     of one segment each, share them. Raises :class:`UnicodeEncodeError`."""
     if value and isinstance(value, str):
         data = value.encode()
@@ -97,7 +97,7 @@ def constant(value: str | int | None, count: int, kind: pa.DataType | None = Non
 
 
 def _repeated(data: bytes, count: int) -> pa.Buffer:
-    """Give ``data`` again and again, a third of the time that Arrow takes.
+    """Return ``data`` again and again, a third of the time that Arrow takes.
 
     The memory is Arrow's all the same: Python's would go back to the system with each batch.
     """
@@ -124,14 +124,14 @@ def _even_bounds(count: int, width: int) -> pa.Buffer:
 
 
 def _even(kind: pa.DataType, count: int, width: int, data: Any) -> pa.Array:
-    """Give the ``count`` values, of ``width`` bytes each, that stand one behind the other."""
+    """Return the ``count`` values, of ``width`` bytes each, that stand one behind the other."""
     return pa.Array.from_buffers(
         kind, count, [None, _even_bounds(count, width), pa.py_buffer(data)]
     )
 
 
 def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Array:
-    """Give numbers; those equal to ``absent`` are null."""
+    """Return numbers; those equal to ``absent`` are null."""
     plain = np.ascontiguousarray(values)
     if absent is None:
         return pa.array(plain)
@@ -143,13 +143,13 @@ def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Ar
 
 
 def flags(values: Bools) -> pa.Array:
-    """Give booleans."""
+    """Return booleans."""
     bits = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
 
 
 def choices(which: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
-    """Give text: ``names[which[i]]``."""
+    """Return text: ``names[which[i]]``."""
     first = which[:1].tolist()
     if first and (which == first[0]).all():
         return constant(names[first[0]], len(which))
@@ -158,13 +158,13 @@ def choices(which: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
 
 
 def fixed_binaries(rows: U8) -> pa.Array:
-    """Give the rows of a matrix (shape ``(n, width)``) as binaries."""
+    """Return the rows of a matrix (shape ``(n, width)``) as binaries."""
     count, width = rows.shape
     return _even(pa.binary(), count, width, np.ascontiguousarray(rows))
 
 
 def texts_of(data: bytes, bounds: array[int]) -> pa.Array:
-    """Give the texts ``data[bounds[i]:bounds[i + 1]]``."""
+    """Return the texts ``data[bounds[i]:bounds[i + 1]]``."""
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
 
@@ -192,7 +192,7 @@ def slices(data: ReadBuffer, starts: I64, ends: I64) -> pa.Array:
 
 
 def plain_text(text: str | None) -> str | None:
-    """Give text that Arrow can hold: bytes that are no UTF-8 (in names that RabbitMQ took) as
+    """Return text that Arrow can hold: bytes that are no UTF-8 (in names that RabbitMQ took) as
     ``\\xff``."""
     if text is None or text.isascii():
         return text

@@ -16,7 +16,7 @@ from collections.abc import Callable
 def ready_and_unacked(
     messages: int, delivered_before: int | None, in_use: Callable[[], bool]
 ) -> tuple[int, int] | tuple[None, None]:
-    """Give both, or ``None`` for both where only the process tells that has the store open.
+    """Return both, or ``None`` for both where only the process tells that has the store open.
 
     ``messages``: those in the queue; ``delivered_before``: those of them that were delivered, if
     that is known. ``in_use`` is asked behind the look at the files, and only if it matters: whether

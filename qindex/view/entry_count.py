@@ -96,8 +96,8 @@ def settle_entry_count(
 
 
 def _has_second_segment(fs: FileSystem, vhost: Vhost) -> bool:
-    """Tell whether a queue has a segment beside the first one, whose entries have the same seq_ids
-    whatever the number."""
+    """Return whether a queue has a segment beside the first one, whose entries have the same
+    seq_ids whatever the number."""
     root = os.path.join(vhost.path, layout.QUEUES)
     return any(
         file_number(name)
@@ -135,7 +135,7 @@ def _shown(
     place: StorePlace,
     count: int,
 ) -> bytes:
-    """Give what is equal for two numbers that show the same messages in the same order."""
+    """Return what is equal for two numbers that show the same messages in the same order."""
     parts: list[bytes] = []
     for one in directories:
         rules = replace(vhost.rules(one.directory), entry_count=count)
@@ -221,12 +221,12 @@ class _Queue:
         return found
 
     def _in_segments(self, seq: int, count: int) -> bytes:
-        """Give the id of an entry in the segments, empty where there is none."""
+        """Return the id of an entry in the segments, empty where there is none."""
         segment = self.segments.get(seq // count)
         return b"" if segment is None else segment.ids[seq % count]
 
     def guesses(self) -> set[int]:
-        """Give numbers that would make the files fit, beside the usual ones."""
+        """Return numbers that would make the files fit, beside the usual ones."""
         highest = {number: one.highest for number, one in self.segments.items()}
         last = max(highest, default=0)
         found = {highest[number] + 1 for number in highest if number < last}
@@ -239,7 +239,7 @@ class _Queue:
 
 
 def _ids(data: Data, entries: Walk, id_at: int) -> list[tuple[int, bytes]]:
-    """Give seq_id and message id of publish records."""
+    """Return seq_id and message id of publish records."""
     if not len(entries):
         return []
     starts: I64 = entries.offsets + id_at

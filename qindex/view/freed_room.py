@@ -24,7 +24,7 @@ _CONTAINERS = tuple(
 
 
 def frees_room_inside(fs: FileSystem, vhost: str, store: str, queues: str) -> bool:
-    """Tell whether files of the message store ``store`` may have holes: a queue of ``vhost`` has
+    """Return whether files of the message store ``store`` may have holes: a queue of ``vhost`` has
     files of version 2, or a file begins with a message container. Raises :class:`OSError`."""
     for name in names_in(fs, os.path.join(vhost, queues)):
         if any(one.endswith(SUFFIX) for one in names_in(fs, os.path.join(vhost, queues, name))):
@@ -38,7 +38,7 @@ def frees_room_inside(fs: FileSystem, vhost: str, store: str, queues: str) -> bo
 
 
 def concerning(fs: FileSystem, findings: Iterable[Finding], missing: set[bytes]) -> list[Finding]:
-    """Give those findings in files with holes that concern a message that is missing. Raises
+    """Return those findings in files with holes that concern a message that is missing. Raises
     :class:`OSError`."""
     return [
         one

@@ -90,7 +90,7 @@ class MessageBatches:
     explain: Callable[[Row, str, int], str | None] = lambda row, _path, _offset: row.error
 
     def of(self, columns: Columns, low: int = 0, high: int = 1 << 62) -> Iterator[pa.RecordBatch]:
-        """Give the messages of a segment with ``low <= seq_id < high`` in order, some at a time.
+        """Yield the messages of a segment with ``low <= seq_id < high`` in order, some at a time.
 
         Memory: some megabytes of what the message store has of them."""
         return _Segment(self, columns).batches(low, high)
@@ -104,7 +104,7 @@ class _Segment:
     columns: Columns
 
     def batches(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Give them in order, some at a time."""
+        """Yield them in order, some at a time."""
         seqs = self.columns.seqs
         wanted = np.flatnonzero((seqs >= low) & (seqs < high))
         filled = np.arange(len(wanted)) // _ROWS_AT_ONCE
@@ -151,13 +151,14 @@ class _Segment:
         return batches[0] if batches else None
 
     def _embedded(self, source: Source, mine: I64) -> tuple[Data, I64, I64]:
-        """Give the bytes with the records of some messages, where they begin, and their lengths."""
+        """Return the bytes with the records of some messages, where they begin, and their
+        lengths."""
         rows = self.columns.row_of[mine]
         starts = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
         return source.data, starts, source.heads_of(rows)["embedded"].astype(np.int64)
 
     def _stored(self, _source: Source, mine: I64) -> tuple[Data, I64, I64]:
-        """Give the same of the message store. Those of RabbitMQ are read once, to be decoded."""
+        """Return the same of the message store. Those of RabbitMQ are read once, to be decoded."""
         view = self.wanted.view
         if view.rules.repeats_are_damage:
             return b"", np.zeros_like(mine), np.zeros_like(mine)
@@ -169,7 +170,7 @@ class _Segment:
     def _quick(
         self, source: Source, mine: I64, data: Data, starts: I64, lengths: I64
     ) -> tuple[tuple[I64, pa.RecordBatch] | None, I64]:
-        """Give a batch of those that need no decoding, with their seq_ids, and the others."""
+        """Return a batch of those that need no decoding, with their seq_ids, and the others."""
         columns = self.columns
         found = find_fields(data, starts, lengths, columns.sizes[mine])
         tables: list[pa.Array] = []
@@ -289,7 +290,7 @@ class _Segment:
 
 
 def _keys(data: Data, found: RecordFields) -> pa.Array:
-    """Give the keys as text. Raises :class:`pa.ArrowInvalid` for bytes that are none."""
+    """Return the keys as text. Raises :class:`pa.ArrowInvalid` for bytes that are none."""
     if not found.has_key.any():
         return pa.nulls(len(found.rows), pa.string())
     keys = _slices(data, found.key_starts, found.key_ends).cast(pa.string())

@@ -127,7 +127,7 @@ class QueueView:
 
     @property
     def findings(self) -> list[Finding]:
-        """Give the findings so far, each once."""
+        """Return the findings so far, each once."""
         return [*dict.fromkeys([*self.image.findings, *self._found]), *self._stored.findings]
 
     @property
@@ -221,7 +221,7 @@ class QueueView:
             yield from self.alive(number)
 
     def _alive(self, part: SegmentImage, source: Source) -> tuple[I64, Entries]:
-        """Give the entries of a file that are not acknowledged, by the rules of the queue, and
+        """Return the entries of a file that are not acknowledged, by the rules of the queue, and
         their rows in the source."""
         rows = np.flatnonzero(part.alive[source.seqs - part.base])
         found = entries_of(source, rows, part.states[source.seqs[rows] - part.base])
@@ -265,7 +265,7 @@ class QueueView:
     # -- rows -----------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[Row]:
-        """Give the messages in order of seq_id. Those in the message store that are acknowledged
+        """Yield the messages in order of seq_id. Those in the message store that are acknowledged
         before this comes to them are left out."""
         try:
             for number in self.numbers:
@@ -280,7 +280,7 @@ class QueueView:
         self._stored.close()
 
     def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
-        """Give the messages of the ``chosen`` entries (indexes into the columns); see
+        """Yield the messages of the ``chosen`` entries (indexes into the columns); see
         :meth:`rows`."""
         table = zip(
             columns.seqs[chosen].tolist(),
@@ -378,7 +378,7 @@ class QueueView:
         return found
 
     def doubtful(self, columns: Columns) -> I64:
-        """Give the entries of version 2 whose messages a killed node may have lost."""
+        """Return the entries of version 2 whose messages a killed node may have lost."""
         if self.rules.clean:
             return np.empty(0, np.int64)
         is_pair = np.array([source.heads is not None for source in columns.sources])

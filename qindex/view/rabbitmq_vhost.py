@@ -207,7 +207,7 @@ def find_vhosts(
 
 
 def vhosts_in(fs: FileSystem, directory: str, marks: frozenset[str]) -> list[str]:
-    """Give the virtual hosts' directories in ``directory``, relative to it; "" for itself.
+    """Return the virtual hosts' directories in ``directory``, relative to it; "" for itself.
     ``marks`` as for :func:`find_vhosts`. Raises :class:`NotAStoreError` where there is none."""
     if marks & set(fs.listdir(directory)):
         return [""]
@@ -264,7 +264,7 @@ def _names(fs: FileSystem, path: str) -> list[str]:
 
 
 def _entry_count(fs: FileSystem, path: str) -> tuple[int, str | None]:
-    """Give the number of entries a segment, and why it is an assumption."""
+    """Return the number of entries a segment, and why it is an assumption."""
     try:
         config = parse_vhost_config(read_optional(fs, os.path.join(path, layout.CONFIG)))
     except TermError as error:

@@ -151,7 +151,7 @@ class QueueReader:
         return found + self._in_settings
 
     def entries(self) -> Iterator[Row]:
-        """Give the messages in order of delivery.
+        """Yield the messages in order of delivery.
 
         In a store of ours they have the seq_ids that the queue gave them. In a node's directory a
         sub-queue of a priority queue has its own. All sub-queues are pinned at the first step;
@@ -168,7 +168,7 @@ class QueueReader:
         return self.entries()
 
     def batches(self, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Give the messages as Arrow record batches, in the order and with the seq_ids of
+        """Yield the messages as Arrow record batches, in the order and with the seq_ids of
         :meth:`entries`.
 
         ``columns``: those that are wanted of :data:`qindex.view.message_batches.MESSAGES`, none for
@@ -329,7 +329,7 @@ class StoreReader:
         return list(self._own_findings if self.vhost is None else self.vhost.findings)
 
     def queue_names(self) -> list[str]:
-        """Give the queues' names, sorted; a directory's where the queue's is unknown."""
+        """Return the queues' names, sorted; a directory's where the queue's is unknown."""
         return list(group_queues(self.directories()))
 
     def queues(self) -> list[QueueSummary]:
@@ -338,7 +338,7 @@ class StoreReader:
         return [summary for reader in self.readers() if (summary := reader.summary_if_there())]
 
     def readers(self) -> list[QueueReader]:
-        """Give a reader for each queue, sorted by name."""
+        """Return a reader for each queue, sorted by name."""
         groups = group_queues(self.directories())
         return [QueueReader(self, name, group) for name, group in groups.items()]
 
@@ -425,8 +425,8 @@ class StoreReader:
             raise self._unreadable(error) from error
 
     def in_use(self) -> bool:
-        """Tell whether a process has the store open, or may have: of a node that was not stopped in
-        order, nobody knows. Raises :class:`StorageError`."""
+        """Return whether a process has the store open, or may have: of a node that was not stopped
+        in order, nobody knows. Raises :class:`StorageError`."""
         if self.vhost is not None:
             return self.vhost.not_clean is not None
         try:
@@ -438,7 +438,7 @@ class StoreReader:
             raise self._unreadable(error) from error
 
     def may_be_written(self) -> bool:
-        """Tell whether a writer may be at work now: then what is torn may be half written."""
+        """Return whether a writer may be at work now: then what is torn may be half written."""
         return self._lock_watch.may_be_held() if self.vhost is None else self.in_use()
 
     def settings_of(self, one: QueueDirectory) -> QueueSettings:
@@ -521,8 +521,8 @@ class StoreReader:
         return SeqFile(self._fs, path, Poison()).next_after_crash(seen)
 
     def _resting(self) -> dict[str, RestingQueue]:
-        """Give the queues of the snapshot, none where there is none. It is read again only when it
-        has changed: it names all queues, and each of them asks."""
+        """Return the queues of the snapshot, none where there is none. It is read again only when
+        it has changed: it names all queues, and each of them asks."""
         try:
             stat = self._fs.stat(os.path.join(self.directory, SNAPSHOT))
             mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)

@@ -92,7 +92,7 @@ def find_fields(data: Data, starts: I64, lengths: I64, sizes: I64) -> RecordFiel
 
 
 def _keys(heads: I64, at: I64, nowhere: int) -> tuple[I64, I64]:
-    """Give where the strings at ``at`` begin, whose first three bytes are the rows of ``heads``,
+    """Return where the strings at ``at`` begin, whose first three bytes are the rows of ``heads``,
     and where they end; behind ``nowhere`` where they are none."""
     tags = heads[:, 0]
     sizes = np.where(tags & _FIXSTR_BITS == _FIXSTR, tags & 0x1F, nowhere)
@@ -109,8 +109,8 @@ def _keys(heads: I64, at: I64, nowhere: int) -> tuple[I64, I64]:
 
 
 def _body_heads(flat: U8, first: I64, starts: I64, sizes: I64) -> I64:
-    """Give where the heads of binaries begin whose bytes begin at ``starts``; -1 where none stands
-    behind ``first``, or one of another size."""
+    """Return where the heads of binaries begin whose bytes begin at ``starts``; -1 where none
+    stands behind ``first``, or one of another size."""
     kinds = (sizes >= 1 << 8).astype(np.intp) + (sizes >= 1 << 16)
     heads = starts - _HEAD_SIZES[kinds]
     inside = (heads >= first) & (sizes >= 0)

@@ -23,7 +23,7 @@ def json_line(value: Mapping[str, Any]) -> bytes:
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """Give a message as ``cat --json`` prints it.
+    """Return a message as ``cat --json`` prints it.
 
     ``expiry`` is in microseconds since 1970 and ``timestamp`` in nanoseconds, as on disk; both
     ``null`` where there is none. ``priority`` and ``error`` are there only where there is one.
@@ -49,7 +49,7 @@ def row_json(row: Row) -> dict[str, Any]:
 def message_fields(
     key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Give the parts of a message beside its body."""
+    """Return the parts of a message beside its body."""
     return {
         "key": plain_value(key),
         "headers": plain_value(headers),
@@ -58,7 +58,7 @@ def message_fields(
 
 
 def body_fields(body: bytes | None) -> dict[str, Any]:
-    """Give a body in base64, and as text where it is UTF-8."""
+    """Return a body in base64, and as text where it is UTF-8."""
     if body is None:
         return {"body_base64": None}
     fields: dict[str, Any] = {"body_base64": base64.b64encode(body).decode()}

@@ -49,7 +49,7 @@ class StoreTail:
         self._files: dict[str, _File] = {}
 
     def read(self, msg_id: bytes) -> bytes | None:
-        """Give the record of a message, verified; ``None`` when it is not there, or damaged.
+        """Return the record of a message, verified; ``None`` when it is not there, or damaged.
 
         Raises :class:`StorageError`.
         """

@@ -81,7 +81,7 @@ def summarise_store(
 
 
 def stored_ids(fs: FileSystem, directory: str) -> npt.NDArray[np.bytes_]:
-    """Give the ids of all messages in a store, sorted. O(messages). Raises
+    """Return the ids of all messages in a store, sorted. O(messages). Raises
     :class:`StorageError`."""
     found = [b""]
     with storage_errors(directory, "can't be listed"):
@@ -135,7 +135,7 @@ class StoredMessages:
         return list(self._found)
 
     def read(self, msg_id: bytes) -> bytes | None:
-        """Give the record, verified, or ``None`` when it was acknowledged meanwhile.
+        """Return the record, verified, or ``None`` when it was acknowledged meanwhile.
 
         Raises :class:`MissingMessageError`, :class:`DamageError`, :class:`StorageError`.
         """

@@ -264,7 +264,7 @@ def link_entries(
     (:mod:`rocketstore.format.index_format`). Each goes before the newest one of its slot, which
     then names it.
 
-    A slot that names an entry that can't be (damage) counts as free. Gives how many were. Raises
+    A slot that names an entry that can't be (damage) counts as free. Returns how many were. Raises
     :class:`IndexError` where the map ends before the last entry, and for a negative hash.
     """
     count = len(hashes)

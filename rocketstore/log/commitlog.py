@@ -123,7 +123,7 @@ class CommitLog:
 
     def make_room(self, size: int) -> int:
         """Make sure that ``size`` bytes and a blank fit at the write position, rolling over to
-        the next file if need be; gives the offset at which they will stand.
+        the next file if need be; returns the offset at which they will stand.
 
         Raises :class:`UsageError` when no file holds that many, :class:`StorageError` when the
         disk is full; the next call then tries again.

@@ -53,8 +53,8 @@ class DispatchBatch:
         heads: Records | Heads,
         keys: KeyColumns,
     ) -> DispatchBatch:
-        """Give the batch of the records at physical ``offsets``; ``heads`` and ``keys`` are theirs,
-        in the same order."""
+        """Return the batch of the records at physical ``offsets``; ``heads`` and ``keys`` are
+        theirs, in the same order."""
         return cls(
             queues=queues,
             queue_numbers=queue_numbers,
@@ -81,7 +81,7 @@ class DispatchBatch:
                 yield key, chosen
 
     def units(self, chosen: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """Give the columns of a ConsumeQueue for these messages: ordinals, physical offsets,
+        """Return the columns of a ConsumeQueue for these messages: ordinals, physical offsets,
         sizes, tag hash codes."""
         return (
             self.queue_offsets[chosen],
@@ -119,7 +119,7 @@ def _queue_topic(topic: bytes) -> str:
 
 
 def from_records(records: Records, start: int, *, delays: bool = True) -> DispatchBatch:
-    """Give the batch of the records of the file that begins at ``start``.
+    """Return the batch of the records of the file that begins at ``start``.
 
     ``delays=False`` gives messages of the schedule topic the hash of their tags, as the real
     store does while it recovers from a crash.

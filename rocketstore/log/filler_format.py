@@ -30,7 +30,7 @@ _NO_HOST = bytes(8)
 
 
 def can_fill(start: int, end: int, file_end: int) -> bool:
-    """Tell whether a hole is long enough for a filler."""
+    """Return whether a hole is long enough for a filler."""
     return end - start >= (BLANK_SIZE if end == file_end else FIXED_SIZE)
 
 

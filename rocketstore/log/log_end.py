@@ -17,7 +17,7 @@ _WINDOW = 8 << 20
 
 
 def log_end(commitlog: CommitLog, known: int = 0) -> int:
-    """Give the offset behind the log's last sound record, as it is now, or ``known``, up to which
+    """Return the offset behind the log's last sound record, as it is now, or ``known``, up to which
     it is known to go, where none stands behind that. Some windows of one file are read. Raises
     :class:`StorageError`."""
     known = max(known, commitlog.min_offset, 0)
@@ -32,7 +32,7 @@ def log_end(commitlog: CommitLog, known: int = 0) -> int:
 
 
 def _last_known(commitlog: CommitLog, file: MappedFile, low: int) -> int | None:
-    """Give the position of a sound record in the last window that has one; ``None`` where the
+    """Return the position of a sound record in the last window that has one; ``None`` where the
     first one, from ``low`` on, has none."""
 
     def first(position: int) -> int | None:

@@ -47,7 +47,7 @@ Read = Callable[[int, int], bytes]
 
 
 def create_file(fs: FileSystem, path: str, size: int) -> int:
-    """Make a file of zeros at its full length; gives a descriptor.
+    """Make a file of zeros at its full length; returns a descriptor.
 
     Raises :class:`StorageError`; no file is left behind then.
     """
@@ -201,7 +201,7 @@ class MappedFile:
             close_quietly(self._fs, fd, self.path)
 
     def reserve(self, end: int) -> int:
-        """Have the disk's blocks for bytes up to ``end``; gives how far they reach now.
+        """Have the disk's blocks for bytes up to ``end``; returns how far they reach now.
 
         Raises :class:`StorageError` (disk full); nothing has changed then.
         """
@@ -236,7 +236,7 @@ class MappedFile:
 
 
 def holds_data(read: Read, start: int, end: int) -> bool:
-    """Tell whether any byte of a file from ``start`` to ``end`` is not zero."""
+    """Return whether any byte of a file from ``start`` to ``end`` is not zero."""
     return any(
         read(at, min(_ZERO_STEP, end - at)).strip(b"\0") for at in range(start, end, _ZERO_STEP)
     )

@@ -78,7 +78,7 @@ class Records:
         return _pieces(self.data, self.properties_at, self.properties_at + self.property_lengths)
 
     def take(self, chosen: slice) -> Records:
-        """Give some of them."""
+        """Return some of them."""
         columns = (one.name for one in fields(self) if one.name not in ("data", "origin"))
         return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
@@ -98,7 +98,7 @@ def scan_file(
     strict: bool = False,
     limit: int = BATCH,
 ) -> tuple[Records, int, Stop]:
-    """As :func:`scan_records`, of a file that is read piece by piece. Gives fewer than ``limit``
+    """As :func:`scan_records`, of a file that is read piece by piece. Returns fewer than ``limit``
     with ``Stop.LIMIT`` where a piece ends. Memory: 1 MiB, or the largest record. A file that was
     cut meanwhile ends with ``Stop.BAD``. Raises what ``read`` raises."""
     length = _PIECE if limit > 1 else _SMALL_PIECE
@@ -158,7 +158,7 @@ def scan_records(
 
 
 def _starts(data: bytes, at: int, end: int, limit: int) -> tuple[list[int], int, Stop]:
-    """Give the positions of the records from ``at`` on, the position after them, and why they end
+    """Return the positions of the records from ``at`` on, the position after them, and why they end
     there."""
     positions: list[int] = []
     there = min(len(data), end)
@@ -264,7 +264,8 @@ def _columns(
     placed: bool,
     strict: bool,
 ) -> tuple[Records, int]:
-    """Give the sound ones at the positions ``found``, which end at ``after``, and their number."""
+    """Return the sound ones at the positions ``found``, which end at ``after``, and their
+    number."""
     positions = np.array(found, np.int64)
     sizes = np.diff(positions, append=after)
     heads = read_heads(np.frombuffer(buffer, np.uint8), positions, sizes)

@@ -129,7 +129,7 @@ class LogWalk:
         )
 
     def _bad_body(self, file: MappedFile, position: int, end: int) -> Records | None:
-        """Give the record of which only the body is wrong, with the log going on behind it;
+        """Return the record of which only the body is wrong, with the log going on behind it;
         ``None`` where none stands, no record at all where it is sound now.
 
         The next record was put behind it. So this one is read again once the next was seen: a body
@@ -188,7 +188,7 @@ def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) 
 
 
 def first_sound_record(commitlog: CommitLog, file: MappedFile, first: int, end: int) -> int | None:
-    """Give the position of the first sound record of a file that begins from ``first`` to before
+    """Return the position of the first sound record of a file that begins from ``first`` to before
     ``end``, ``None`` if there is none. O(bytes)."""
     for start, stop in commitlog.files.data_ranges(file, first):
         if start >= end:
@@ -215,8 +215,8 @@ def _is_sound(commitlog: CommitLog, file: MappedFile, position: int) -> bool:
 
 
 def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
-    """Tell whether what stands from ``offset`` on is the log's last append, under way or left by a
-    process that died meanwhile: its start is stored last (:meth:`CommitLog.write`)."""
+    """Return whether what stands from ``offset`` on is the log's last append, under way or left by
+    a process that died meanwhile: its start is stored last (:meth:`CommitLog.write`)."""
     file = commitlog.files.find(offset)
     if file is None or file is not commitlog.files.last:
         return False

@@ -147,7 +147,7 @@ class IndexCheck:
         )
 
     def finish(self, end: int) -> str:
-        """The log ended. Gives the name of the first file that was built anew, or nothing."""
+        """The log ended. Returns the name of the first file that was built anew, or nothing."""
         if not self._enabled:
             return ""
         if self._checking and self._file is not None:

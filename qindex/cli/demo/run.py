@@ -25,7 +25,7 @@ def run_and_kill(
 ) -> Log:
     """Run one child on the store for about ``seconds`` from its first message, and SIGKILL it.
 
-    ``tell(published, acknowledged)`` is called now and then. Gives all that the child had noted
+    ``tell(published, acknowledged)`` is called now and then. Returns all that the child had noted
     by the time of its death. Raises :class:`ChildError` unless it died of that signal.
     """
     data = bytearray()
