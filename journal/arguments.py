@@ -28,7 +28,7 @@ def listed(values: Iterable[_One], what: str) -> list[_One]:
 
 
 def encoded(text: str, what: str) -> bytes:
-    r"""Return `text` as UTF-8. Raises :class:`UsageError` for what is not Unicode.
+    r"""Return `text` as UTF-8. Raises :class:`UsageError` if it is not Unicode.
 
     >>> encoded("\udcff", "the topic")
     Traceback (most recent call last):

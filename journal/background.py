@@ -10,7 +10,7 @@ from collections.abc import Callable
 _log = logging.getLogger("qindex.journal")
 
 _LONGEST_START = 1.0
-"""Seconds for which one that was started gets its turn, when a handler has raised meanwhile."""
+"""Seconds to wait for a started thread to begin, after a signal handler has raised."""
 
 
 class Background:
@@ -61,7 +61,7 @@ class Background:
         try:
             self._run()
         finally:
-            self._ident = 0  # another thread may be given the number of one that has ended
+            self._ident = 0  # another thread may get the number of a thread that has ended
 
     def is_mine(self) -> bool:
         """Return whether it is the calling thread."""

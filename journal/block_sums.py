@@ -14,7 +14,7 @@ A sum file is a sequence of extents, each for bytes that were appended at once, 
     | offset | length  | n checksums (xxh3)    |   n = ceil(length / 4096)
     +--------+---------+-----------------------+
 
-The first checksum covers the extent's first 4,096 bytes, and so on; the last one what is left.
+The first checksum covers the extent's first 4,096 bytes, and so on. The last covers the rest.
 After the last extent of a journal's sum file there may be zeros: room for more.
 """
 

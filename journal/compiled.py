@@ -134,7 +134,7 @@ def builds_folder() -> str:
 
 def digest() -> str:
     """Return 16 hexadecimal digits that tell the sources from any others. About 1 ms."""
-    from hashlib import sha256  # not for the imports of those who have built nothing
+    from hashlib import sha256  # here, so that a user without a build does not import it
 
     found = sha256()
     for module in (*MODULES, *_PRIMITIVES, *_FOR_THE_COMPILER):
@@ -160,7 +160,7 @@ class _Finder:
     def find_spec(
         self, name: str, _path: object = None, _target: object = None
     ) -> ModuleSpec | None:
-        """Return where a module is to be loaded from; ``None`` for one that is not compiled."""
+        """Return where to load a module from; ``None`` for a module that is not compiled."""
         file = self._files.get(name)
         if file is None:
             return None

@@ -61,5 +61,5 @@ class Stopwatch:
         self._seconds += seconds
 
     def durations(self) -> Durations:
-        """Return what was taken so far."""
+        """Return the durations taken so far."""
         return Durations(tuple(self._counts), self._seconds) if self._counts else NO_DURATIONS

@@ -1,6 +1,6 @@
 """Every error this project raises on purpose.
 
-Few and typed: a caller who catches :class:`StoreError` has caught them all. An error names the
+Few and typed: a caller that catches :class:`StoreError` catches them all. An error names the
 file and, where there is one, the offset. Users know these classes as ``qindex.X``, and so a
 traceback names them (``__module__``).
 """
@@ -157,8 +157,8 @@ class WritesRefusedError(StoreError):
 class DamageError(StoreError):
     """Bytes on disk that no crash of ours explains.
 
-    ``path`` and ``offset`` (bytes from the start of the file) say where, ``what`` says what is
-    wrong there.
+    ``path`` and ``offset`` (bytes from the start of the file) say where, ``what`` describes the
+    damage.
     """
 
     def __init__(self, path: str | os.PathLike[str], offset: int, what: str) -> None:

@@ -17,8 +17,8 @@ class Cause(enum.Enum):
     """The possible author of a finding."""
 
     CRASH = "crash"
-    """A crash of the process or the machine leaves this; open repairs it without asking. So does
-    what is not damage at all (:attr:`Kind.OPEN_TO_OTHERS`)."""
+    """A crash of the process or the machine leaves this; open repairs it without asking. Findings
+    that are not damage at all (:attr:`Kind.OPEN_TO_OTHERS`) have this cause, too."""
     DAMAGE = "damage"
     """No crash leaves this (bit rot, a foreign file); open raises unless ``repair=True``."""
 
@@ -75,8 +75,8 @@ class Kind(enum.StrEnum):
 class Finding:
     """One place in one file.
 
-    ``offset`` and ``length`` are in bytes; ``length`` 0 means that no bytes stand for it (a
-    missing record). ``what`` says what is wrong, ``consequence`` what a user loses by it.
+    ``offset`` and ``length`` are in bytes; ``length`` 0 means that the finding has no bytes (a
+    missing record). ``what`` describes the damage, ``consequence`` what a user loses by it.
     """
 
     path: str

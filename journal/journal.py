@@ -2,13 +2,13 @@
 
 The file is extended ahead of need (``fallocate``) and memory-mapped, and a record is appended by
 storing it into the map: that survives the death of the process as a ``write`` does, and costs a
-tenth of it. Zeros are written ahead in pieces: a page made by a write costs a third of one that the
-first store into it makes. The price: after the last record the file is zero-filled until it is
+tenth of it. Zeros are written ahead in pieces: a page made by a write costs a third of a page made
+by the first store into it. The price: after the last record the file is zero-filled until it is
 closed or emptied, which the format allows (a parser stops at 40 zero bytes).
 
 A copy into a map may be under way anywhere, in any order, when its process dies, and a write in its
 middle. So the first sixteen bytes of an append (or all of them, if it has no more) are stored last,
-at once: until then zeros are there, and what is after them does not count.
+at once: until then zeros are there, and the bytes after them do not count.
 
 After the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
 disk. While the journal is in it, each publish asks for room first, and fails where there is none.
@@ -309,8 +309,8 @@ class Journal:
     def _write_ahead(self, room: int) -> None:
         """Let records be stored up to where zeros have been written, ``room`` bytes or more.
 
-        A page that a write has made costs a third of one that the first store into it has to make.
-        Blocks and map are there: where the zeros can't be written, that is all that is lost.
+        A page made by a write costs a third of a page made by the first store into it. Blocks and
+        map exist already, so if the zeros can't be written, only this saving is lost.
         """
         synced_lately = self.synced > max(self.end - _AHEAD, 0)
         piece = _AHEAD_OF_SYNCS if synced_lately else min(max(_AHEAD, self.end), _MOST_AHEAD)
@@ -380,8 +380,8 @@ class Journal:
         return offset
 
     def seal(self, at_least: int = 1) -> None:
-        """Write checksums of what was appended since the last call (:mod:`journal.block_sums`),
-        if that is ``at_least`` so many bytes.
+        """Write checksums of the bytes appended since the last call, if they are at least
+        ``at_least`` (see :mod:`journal.block_sums`).
 
         The owner calls it now and then, with its lock held. They are a help against bit rot: when
         they can't be written, that is all that is lost.
@@ -586,7 +586,7 @@ class Journal:
 
     def _empty(self) -> None:
         # This comes first: the old map must not be touched once the file is shorter than it.
-        # Nothing is stored into the stand-in: it has no room, so that each append makes room first.
+        # Nothing is stored into this empty map: it has no room, so each append makes room first.
         allocated, self._allocated = self._allocated, 0
         self._use(mmap.mmap(-1, mmap.PAGESIZE), 0, in_reserve=True)
         try:
@@ -668,8 +668,8 @@ class Journal:
             self._sealed = prepared.size
 
     def _sync_name(self) -> None:
-        """Make the new file's name durable; where there is no handle for that, the next sync does
-        it. Until then a loss of power brings the old file back, which has all the new one has."""
+        """Make the new file's name durable. If no handle is left for that, the next sync does it.
+        Until then a loss of power brings the old file back, which has all the new one has."""
         try:
             self._fs.sync_dir(os.path.dirname(self.path))
         except OSError as error:

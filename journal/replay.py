@@ -4,8 +4,8 @@ The walk gives columns (numpy arrays), one entry a record, so that a million ent
 without a million objects. Long runs of records of one length (a batch of equal messages, a batch
 of acks) are recognised and taken at once.
 
-Nothing is verified here: the owner of the records knows what a sound one looks like, finds what is
-damaged, and goes on after it.
+Nothing is verified here: the owner of the records knows what a sound one looks like, finds the
+damage, and goes on after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_STEP = DELIVER << TYPE_SHIFT
 _RUN_PROBE = 32
 _PROBED = _RUN_PROBE + 1
 _FIRST_LOOK = 256
-_LONGEST_LOOK = 1 << 14  # what is made of so many stays in the processor's cache
+_LONGEST_LOOK = 1 << 14  # the arrays made of so many records stay in the processor's cache
 _NO_KINDS = np.empty(0, np.uint8)
 _NO_NUMBERS = np.empty(0, np.int64)
 

@@ -1,6 +1,6 @@
 """Schemas of our small msgpack files: one for each, checked in one place.
 
-A file that has its checksum need not be one that we wrote: its numbers become sizes, divisors and
+We need not have written a file whose checksum is right. Its numbers become sizes, divisors and
 loops, its texts names of files. So nothing of it is used before its shape has been checked.
 
 >>> marker = Record({"version": Int(1, 9), "vhost": Text(255)})
@@ -27,8 +27,8 @@ def _no_parts(_value: Any) -> list[tuple[str, Any, Shape]]:
 class Shape:
     """The values that a field may have; ``wanted`` says them in words, for an error.
 
-    ``fits`` tells whether a value itself is right, whatever is in it; ``inner`` gives what is in
-    it: name, value, and shape of each part.
+    ``fits`` tells whether a value itself is right, whatever its parts are; ``inner`` gives its
+    parts: name, value, and shape of each.
     """
 
     wanted: str

@@ -1,7 +1,7 @@
 r"""Foreign text, as it is shown to people.
 
 Names, keys, paths and errors may hold anything that another program has written. A terminal acts on
-control characters, and shows bidirectional ones by reordering what is around them. So each
+control characters, and shows bidirectional ones by reordering the text around them. So each
 character that is not printable is shown as its escape.
 
 >>> printable("orders\x1b[2J")
@@ -19,7 +19,7 @@ _ACTED_ON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    """Return one line of text with escapes for what is not printable."""
+    """Return one line of text with escapes for the characters that are not printable."""
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() else _escape(one) for one in text])

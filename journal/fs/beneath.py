@@ -59,7 +59,7 @@ _DIRECTORY: Final = _FOLLOWED | os.O_NOFOLLOW
 _ALWAYS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _ATTEMPTS: Final = 64
-"""A look-up that met a rename elsewhere in the system is asked for again (``EAGAIN``)."""
+"""Attempts at a look-up that met a rename elsewhere in the system (``EAGAIN``)."""
 
 _KINDS: Final = (
     (stat.S_ISLNK, "a symbolic link, which is not followed"),
@@ -73,9 +73,9 @@ _KINDS: Final = (
 def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileSystem:
     """Return ``fs`` confined to these directories, each with an absolute path.
 
-    ``hold``: a directory is looked up once, at first use, and stays the one that is meant when
-    its path leads elsewhere; until :func:`leave`. Without it each call looks it up. A file system
-    of another kind than the real one (in memory, say) is given as it is.
+    ``hold``: a directory is looked up once, at first use. Its handle stays on that directory until
+    :func:`leave`, even when the path leads elsewhere. Without ``hold`` each call looks it up. A
+    file system of another kind than the real one (in memory, say) is returned as it is.
     """
     if isinstance(fs, BeneathFileSystem) and all(map(fs.covers, directories)):
         return fs.sharing() if hold else fs
@@ -85,11 +85,11 @@ def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileS
 
 
 def private_directory(path: PathLike, fs: FileSystem = REAL) -> FileSystem:
-    """Make a working directory that only this user can use, or take up one that is so.
+    """Make a working directory that only this user can use, or take up such a directory.
 
-    Returns the file system confined to it, to the directory it is in, and to those that ``fs`` is
-    confined to; all stay the ones that are meant until :func:`leave`. A symbolic link, another
-    user's directory, and one that others can write raise :class:`journal.errors.UnsafeFileError`:
+    Returns the file system confined to it, to its parent, and to the directories that ``fs`` is
+    confined to. It holds a handle on each until :func:`leave`. A symbolic link, another user's
+    directory, and a directory that others can write raise :class:`journal.errors.UnsafeFileError`:
     whoever made it could exchange its files. Raises :class:`OSError`.
     """
     text = os.path.abspath(os.fspath(path))
@@ -208,8 +208,8 @@ class _Handle:
 class BeneathFileSystem(RealFileSystem):
     """The operating system's file operations, within ``roots``. Made by :func:`beneath`.
 
-    Every call with a path raises :class:`journal.errors.UnsafeFileError` for one that leads
-    out of them, or to what is neither a file nor a directory.
+    Every call with a path raises :class:`journal.errors.UnsafeFileError` if the path leads out of
+    them, or to something that is neither a file nor a directory.
     """
 
     def __init__(self, roots: list[str], *, hold: bool) -> None:
@@ -419,7 +419,7 @@ class BeneathFileSystem(RealFileSystem):
             os.close(fd)
 
     def stat(self, path: PathLike, /) -> os.stat_result:  # type: ignore[override]
-        """Look at what has this name; at a link itself, not at what it points to."""
+        """Return the status of a name. A link is looked at itself, not followed."""
         root, inner = self._split(path)
         if inner == ".":
             held = self._held.get(root)

@@ -1,8 +1,8 @@
 """The file seam: the one place that calls the operating system for store files.
 
 Everything above takes a :class:`FileSystem`, whose default is :data:`REAL`. Tests put two others
-in its place: one that records each operation, so that every state a crash can leave is rebuilt,
-and one that fails on demand. The methods of the real one *are* the functions of :mod:`os`, so that
+in its place. The first records each operation, so that every state a crash can leave is rebuilt.
+The second fails on demand. The methods of the real one *are* the functions of :mod:`os`, so that
 an owner who binds them once at open (``self._write = fs.write``) pays nothing for the seam.
 
 These effects are durable when a call returns:
@@ -276,7 +276,7 @@ def sync_directory(path: PathLike, opened: Callable[[PathLike, int], int]) -> No
 
 def checked_path(path: PathLike) -> str:
     """Return a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
-    bytes, for what is not a path, and for one that no file can have (empty, with NUL)."""
+    bytes, for an object that is not a path, and for a path no file can have (empty, with NUL)."""
     try:
         text = os.fspath(path)
         if isinstance(text, str) and text and b"\0" not in os.fsencode(text):
@@ -287,8 +287,8 @@ def checked_path(path: PathLike) -> str:
 
 
 def create(fs: FileSystem, path: PathLike) -> int:
-    """Open a new file for reading and writing; one that a crash, or anybody, has left under this
-    name is removed first, not written into. Raises :class:`OSError`."""
+    """Open a new file for reading and writing. A file of this name, left by a crash or by anybody,
+    is removed first and never written into. Raises :class:`OSError`."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return fs.open(path, flags)
@@ -330,7 +330,7 @@ def open_private(path: PathLike, mode: str = "w") -> IO[Any]:
 
 
 def sync_file(fs: FileSystem, path: PathLike) -> None:
-    """Make what is in a file durable, whoever wrote it. Raises :class:`OSError`."""
+    """Make the content of a file durable, whoever wrote it. Raises :class:`OSError`."""
     with opened(fs, path) as fd:
         fs.fdatasync(fd)
 
@@ -345,7 +345,7 @@ def is_there(fs: FileSystem, path: PathLike) -> bool:
 
 
 def names_in(fs: FileSystem, path: PathLike) -> list[str]:
-    """Return the names in a directory; none where there is no directory. Raises
+    """Return the names in a directory; none if there is no directory. Raises
     :class:`OSError`."""
     try:
         return fs.listdir(path)

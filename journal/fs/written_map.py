@@ -29,13 +29,13 @@ _PIECE: Final = 1 << 20
 
 
 class WrittenMap(mmap.mmap):
-    """Memory that follows a file: read it as the map it stands for, store by slices only."""
+    """Memory that replaces the map of a file: read it as that map, store by slices only."""
 
     _fd = -1
     _path = ""
 
     def keep(self, fd: int) -> None:
-        """Write what is stored to the file that is open as ``fd``, which may be closed."""
+        """Write each store also to the file that is open as ``fd``, which may be closed."""
         self._path = _path_of(fd)
         self._fd = duplicate(fd)
 
@@ -78,7 +78,7 @@ def map_writable(fs: FileSystem, fd: int, length: int) -> mmap.mmap:
 
 
 def copies_on_write(fd: int) -> bool:
-    """Return whether the file is on a file system that copies what is changed."""
+    """Return whether the file is on a file system that copies changed blocks."""
     if _fstatfs is None:
         return False
     buffer = ctypes.create_string_buffer(_STATFS_SIZE)

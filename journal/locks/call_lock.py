@@ -85,7 +85,7 @@ class CallLock(OwnedLock):
             self.refusal = kind, text
 
     def is_inherited(self) -> bool:
-        """Return whether this process is a forked child of the one that made it."""
+        """Return whether this process is a forked child of the process that made it."""
         return self._stamp != words.kept_stamp()
 
     def is_over(self) -> bool:
@@ -103,15 +103,15 @@ class CallLock(OwnedLock):
             raise kind(text)
 
     def check_taken(self) -> None:
-        """As :meth:`check`, for one who has just taken it: it is released at once, for a signal's
-        handler may raise as :meth:`let_go` begins."""
+        """As :meth:`check`, for a caller that has just taken it. On an error it is released at
+        once, because a signal's handler may raise as :meth:`let_go` begins."""
         if self.is_over():
             self.release()
             self.check()
 
     @property
     def anyway(self) -> Anyway:
-        """The same lock for what has to be done at and after the end, too: it is not asked."""
+        """The same lock without the check, for work at and after the end of the store."""
         return Anyway(self)
 
     def let_go(self) -> None:

@@ -44,7 +44,7 @@ class _Here(RLock):  # type: ignore[misc]  # the stubs say final, the class does
 
 class Calls:
     """``with calls.here():`` around a call that a close has to wait for. Thread-safe. ``whose``:
-    what a forked child is told was opened."""
+    what was opened, for the error in a forked child."""
 
     def __init__(self, whose: str = "the store") -> None:
         self._whose = whose

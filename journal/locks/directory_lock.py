@@ -123,7 +123,7 @@ class DirectoryLock(LockFile):
 def hold_if_there(fs: FileSystem, path: PathLike, *, remedy: str = "") -> LockFile | None:
     """Hold the lock without changing its file: for a reader that wants no writer meanwhile.
 
-    ``None`` where there is no lock file: nobody has ever written there. Raises
+    ``None`` if there is no lock file: nobody has ever written there. Raises
     :class:`LockedError` and :class:`OSError`.
     """
 

@@ -52,15 +52,15 @@ class LockOrder:
 
     def add(self, rank: int, is_mine: Callable[[], bool]) -> Callable[[], None]:
         """Take in a lock, or many of one place; ``is_mine`` tells whether the calling thread has
-        it. Returns what is to be called before it is waited for: raises :class:`UsageError`."""
+        it. Returns a check to call before waiting for it; the check raises :class:`UsageError`."""
         self._held.append((rank, is_mine))
         return self.checked(rank)
 
     def checked(
         self, rank: int, refuse: Callable[[], NoReturn] = refuse_twice
     ) -> Callable[[], None]:
-        """Return what is to be called before a lock of this place is waited for: calls ``refuse``,
-        which raises, where the calling thread may not wait for it."""
+        """Return a check to call before waiting for a lock of this place. It calls ``refuse``,
+        which raises, if the calling thread may not wait for the lock."""
 
         def check() -> None:
             for place, is_mine in self._held:

@@ -43,7 +43,7 @@ class _Sleeper:
 
 
 class OwnedLock:
-    """A lock that knows its owner, who may take it again. It may be the lock of a condition."""
+    """A lock that knows its owner, which may take it again. It may be the lock of a condition."""
 
     __slots__ = ("_depth", "_kept_for", "_owner", "_sleepers")
 
@@ -147,7 +147,7 @@ class OwnedLock:
 
 
 LockByOwner = OwnedLock
-"""The class above, also where it is not the one that is used."""
+"""The class above, also where another class is used instead."""
 
 
 class _Interpreted(RLock):  # type: ignore[misc]  # the stubs say final, the class does not

@@ -130,7 +130,7 @@ class PatientLock(CallLock):
         return True
 
     def give_up(self) -> None:
-        """Tell the one that tries that the lock is free."""
+        """Tell the waiting thread that the lock is free."""
         if self._given_up.locked():
             with suppress(RuntimeError):  # another thread has told it meanwhile
                 self._given_up.release()

@@ -2,7 +2,7 @@
 
 A caller's bytes are in the operating system when it asks. If no sync runs, it runs one. If one
 runs, that one may have started before the caller's write, so the caller waits for the next round;
-when the running one ends, one of those who wait leads the next round, for all who wait by then.
+when the running one ends, one of the waiting callers leads the next round for all of them.
 So at most two syncs pass between asking and being durable, whatever the number of callers.
 
 How the callers are woken decides the rate under the interpreter's lock: waking sixteen threads at
@@ -142,7 +142,7 @@ class GroupCommit:
                 self._pass_on(followers, error)
 
     def _pass_on(self, followers: list[_Waiter], error: BaseException | None) -> None:
-        """Tell the followers how it went, and let the first of those who came meanwhile lead."""
+        """Tell the followers how it went, and let the first caller that came meanwhile lead."""
         for waiter in followers:
             waiter.error = error
         with self._lock:

@@ -36,8 +36,8 @@ cdef extern from *:
             return 0;
         return size;
     }
-    /* Puts a text down in quotes, as Python's encoder does. False where it is no UTF-8, or there is
-       no memory. */
+    /* Puts a text down in quotes, as Python's encoder does. False if it is not UTF-8, or if memory
+       runs out. */
     static int json_string(json_text *to, const unsigned char *from, Py_ssize_t size) {
         static const char hex[] = "0123456789abcdef", short_for[] = "btn?fr";
         const unsigned char *end = from + size;

@@ -53,6 +53,6 @@ def put_record(
 
 
 def block_sums(data: memoryview, block: int) -> bytes:
-    """Return the xxh3 sums (64 bits, big-endian) of each ``block`` bytes, and of what is left."""
+    """Return the xxh3 sums (64 bits, big-endian) of each ``block`` bytes, and of the rest."""
     size = len(data)
     return b"".join([xxh3_64_digest(data[at : at + block]) for at in range(0, size, block)])

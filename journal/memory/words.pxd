@@ -27,7 +27,7 @@ cdef extern from *:
     #define words_big64(x) (x)
     #endif
 
-    /* One store instruction each, behind every store before it: a process that is killed leaves
+    /* One store instruction each, after every earlier store: a process that is killed leaves
        all of these bytes or none. */
     typedef uint64_t words_pair
         __attribute__((vector_size(16), aligned(1), may_alias));
