@@ -5,7 +5,7 @@ A file without a live message is deleted. Files with more garbage than is allowe
 1. Copy their live records into ``N.rdq.tmp``, N a number no file has had; sync it.
 2. Rename it to ``N.rdq``; sync the directory. This is the commit point.
 3. Point the index at the copies, a few hundred at a time. A record whose message has been removed
-   meanwhile stays behind in N as garbage.
+   meanwhile stays in N as garbage.
 4. The old files have no live message now. Call ``before_reclaim``, so that every acknowledgement
    that made a record garbage is as durable as the engine promises; then delete them.
 
@@ -56,7 +56,7 @@ _LONGEST_REST = 0.01
 
 @dataclass(slots=True)
 class CompactionReport:
-    """The result of a compaction. Sizes in bytes; ``reclaimed`` is net of what was copied."""
+    """The result of a compaction. Sizes in bytes; ``reclaimed`` is net of the copied bytes."""
 
     files_deleted: int = 0
     files_written: int = 0
@@ -132,7 +132,7 @@ class Compactor:
             with self._starting:
                 if self._stop.is_set() or self._thread.start():
                     return
-            # The thread is started again when there is more garbage. The caller's removal stands.
+            # The thread is started again when there is more garbage. The caller's removal is valid.
             self._wake.clear()
 
     def is_mine(self) -> bool:

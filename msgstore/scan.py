@@ -65,8 +65,8 @@ class FileScan:
 
 
 def read_record(fs: FileSystem, fd: int, offset: int, total: int) -> bytes | None:
-    """The bare record at ``offset`` with framed size ``total``; ``None`` where the file ends, and
-    for one that is a hole."""
+    """Return the bare record at ``offset`` with framed size ``total``; ``None`` if the file ends
+    there, or if the record is a hole."""
     wanted = total - FRAME
     try:
         record = pread_all(fs, fd, wanted, offset + HEADER)

@@ -112,7 +112,7 @@ class MessageStore:
 
         With the ``snapshot`` of a clean shutdown nothing is scanned. Else ``references`` (message
         id -> count, from the queue indexes) tells which records are wanted, and all files are
-        scanned; ``findings`` then names what was found amiss and ``missing`` the ids without a
+        scanned; ``findings`` then lists the problems and ``missing`` the ids without a
         sound record. Leftovers of a crash are put right; for damage see ``repair``.
 
         ``verify``: every record that is scanned is read and checked, of the newest files up to
@@ -335,7 +335,8 @@ class MessageStore:
             return path, offset, pread_all(state.fs, handle.fd, total, offset)
 
     def read_many(self, msg_ids: Iterable[bytes]) -> list[bytes | StoreError]:
-        """The records in the order of the ids; in place of one that can't be read, its error."""
+        """Return the records in the order of the ids. An unreadable record is replaced by its
+        error."""
         state = self._state
         state.check_open()
         wanted = list(msg_ids)
@@ -432,7 +433,7 @@ class MessageStore:
             )
 
     def is_compaction_thread(self) -> bool:
-        """Return whether the calling thread is the one that reclaims in the background."""
+        """Return whether the calling thread is the background compaction thread."""
         return self._compactor.is_mine()
 
     def stop_compaction(self) -> None:

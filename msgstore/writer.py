@@ -1,4 +1,4 @@
-"""The one that appends: the current file, the roll to the next, the sync of what was written.
+"""Append records: the current file, the roll to the next, the sync of the written bytes.
 
 A record is handed to the operating system at the offset where the last good one ends. If that
 fails half-way the file is cut back to there, so that no scan ever meets a torn record with others
