@@ -10,7 +10,7 @@
 # First: it sees that the package below is ours.
 import rocketstore._packages  # noqa: F401, I001
 
-# Then: it lets imports find what is compiled.
+# Only then: this import lets later imports find the compiled modules.
 import journal  # noqa: F401
 from rocketstore.repair.derived_files import RebuildResult, RebuiltFile, rebuild
 from rocketstore.get_result import GetResult, GetStatus

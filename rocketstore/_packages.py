@@ -1,5 +1,5 @@
-"""Sees, at import, that no file of a user, such as a ``journal.py`` beside the program, stands in
-the way of the package that this one is built on."""
+"""Check, at import, that no file of a user, such as a ``journal.py`` beside the program, hides the
+package that this one is built on."""
 
 from __future__ import annotations
 

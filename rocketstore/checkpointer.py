@@ -26,7 +26,7 @@ class Checkpointer:
 
     A checkpoint has a lock of its own, taken before all others: it is held from the note of the
     files to sync until they are durable. A file that is being synced counts as unsynced until the
-    checkpoint has ended, so one that was cut short loses nothing.
+    checkpoint has ended, so a checkpoint that is cut short loses nothing.
     """
 
     __slots__ = ("_directories", "_dispatcher", "_files", "_lock", "_log_sync", "_state", "_tables")

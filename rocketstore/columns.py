@@ -198,7 +198,7 @@ def make_properties(
     if any("\x02" in text or "\0" in text for text in joined.values()) or any(
         not all(column) for column in several.values()
     ):
-        # Rare: an empty value (left out) or one that is refused, which is named there.
+        # Rare: an empty value (left out) or a refused value, which the error there names.
         rows = [
             {name: _value(column, number) for name, column in columns.items()}
             for number in range(count)

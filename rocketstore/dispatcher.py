@@ -85,8 +85,8 @@ class Dispatcher:
             self._state.broke(error)
 
     def begin_put(self) -> None:
-        """Begin a put: :meth:`StoreState.begin_put`, and see that queues and index are not behind
-        for want of room. Raises as it does, and as :meth:`dispatch`."""
+        """Begin a put as :meth:`StoreState.begin_put` does. Then dispatch the messages that queues
+        and index lack for want of room. Raises as it does, and as :meth:`dispatch`."""
         self._state.begin_put()
         if self._state.behind is not None:
             self.dispatch()

@@ -24,10 +24,11 @@ class GetStatus(enum.Enum):
 
 
 class GetResult:
-    """``next_offset`` is where to go on; ``min_offset`` and ``max_offset`` bound the queue.
+    """The messages of one get. The next get starts at ``next_offset``; ``min_offset`` and
+    ``max_offset`` bound the queue.
 
-    The messages are :attr:`messages`; where only what was sent is wanted, :attr:`bodies` is
-    several times as fast.
+    :attr:`messages` are the messages. :attr:`bodies`, for a caller that needs only the sent bytes,
+    is several times as fast.
     """
 
     __slots__ = (

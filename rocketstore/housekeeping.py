@@ -90,14 +90,14 @@ class Housekeeping:
                 else:
                     self._log_sync.sync()
             except (StoreError, OSError) as error:
-                # The store refuses writes from here on; the next caller is told why.
+                # The store refuses writes from here on; the next call raises this error.
                 _log.error("%s: background work failed: %s", state.paths.root, error)
                 state.poison.set(error)
                 return
 
     @contextlib.contextmanager
     def _room_or_later(self) -> Iterator[None]:
-        """Let the next round try again what has met a full disk."""
+        """Leave work that has met a full disk to the next round."""
         try:
             yield
         except StorageError as error:

@@ -243,7 +243,7 @@ def _index_geometry(
 def _geometry_of(
     fs: FileSystem, path: str, length: int, likely: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Find the geometry of a file; only where what is likely does not fit, all of it is read."""
+    """Find the geometry of a file. Read all of it only if the likely geometry does not fit."""
     with opened(fs, path) as fd:
         return find_geometry(lambda at, count: pread_all(fs, fd, count, at), length, likely)
 

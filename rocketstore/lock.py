@@ -80,8 +80,8 @@ def is_open(fs: FileSystem, path: str) -> bool:
     True where the system does not let us know.
     """
     key = _key(fs, path)
-    # First this note, then the look at what is held; whoever takes a lock does it the other way
-    # round. So no file is closed here whose lock this process has taken meanwhile.
+    # First this note, then the look at the locks held. A thread that takes a lock does it the other
+    # way round. So no file is closed here whose lock this process has taken meanwhile.
     _asked.append(key)
     try:
         owner = _held.get(key)

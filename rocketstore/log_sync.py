@@ -45,8 +45,8 @@ class LogSync:
     def sync(self) -> None:
         """Make the log durable as it is now. A failure poisons the store.
 
-        Raises :class:`ClosedError`, :class:`WritesRefusedError` and, where another program has
-        taken away what was to be synced, :class:`DamageError`.
+        Raises :class:`ClosedError`, :class:`WritesRefusedError` and, if another program has taken
+        away the file to sync, :class:`DamageError`.
         """
         state = self._state
         fs = state.options.fs

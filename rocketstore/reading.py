@@ -57,8 +57,8 @@ def get_messages(
 ) -> GetResult:
     """Messages of a queue from an ordinal on: ``getMessage`` of the real store.
 
-    ``most`` and ``max_bytes`` are its caps on one answer; both are a quarter when the messages
-    lie further behind the log's end than 40 % of the machine's memory.
+    ``most`` and ``max_bytes`` are its caps on one answer. Both are a quarter if the messages lie
+    further before the log's end than 40 % of the machine's memory.
     """
     queue = parts.queues.get((topic, queue_id))
     maximum = queue.max_offset if queue is not None else 0

@@ -80,7 +80,8 @@ class StoreState:
 
     ``refusal``: the error that every call raises that writes (closed, forked, read-only).
     ``full``: the disk is used beyond the retention's ``full_ratio``.
-    ``behind``: queues or index had no room for the pending messages, which are tried again.
+    ``behind``: the error when queues or index had no room for the pending messages, which are
+    tried again, else ``None``.
     ``refused``: puts are refused, by one of these or by the poison.
     ``broken``: queues or index could not be written; they are not read before the next open.
     ``changing``: a call changes the store, or was cut short while it did.

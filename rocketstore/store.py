@@ -558,7 +558,7 @@ class Store:
                     self._checkpointer.checkpoint_alone(closing=True)
                 clean = state.refusal is None and state.poison.reason is None
                 self._refuse_calls()
-                # Only now: no call may follow that no ``abort`` stands for.
+                # Only after calls are refused: no call may change a store without its ``abort``.
                 if clean:
                     self._remove_abort()
             finally:

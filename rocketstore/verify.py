@@ -50,7 +50,7 @@ _LOOKS: Final = 12
 _PAUSE: Final = 0.05
 """Seconds between them."""
 _ODD_MS: Final = 24 * 3_600_000
-"""A store time this far from those before and after it is no clock's that was set."""
+"""A store time this far from those before and after it does not come of a clock that was set."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def check_store(path: PathLike, **options: Any) -> Report:
 
 
 def _settled(options: Options, paths: Paths) -> Report:
-    """Check the store until what is found is not a trace of a writer at work."""
+    """Check the store until the findings are not the trace of a writer at work."""
     fs = options.fs
     before: list[Finding] | None = None
     for left in reversed(range(_LOOKS)):
@@ -139,7 +139,7 @@ def _units_in(queue: ConsumeQueue) -> int:
 
 
 def _special_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
-    """Find what is neither a file nor a directory, anywhere below."""
+    """Find names, anywhere below, that are neither a file nor a directory."""
     for name in sorted(fs.listdir(directory)):
         inner = os.path.join(directory, name)
         try:
@@ -179,8 +179,8 @@ class _Check:
     """The check of log, queues and index.
 
     Queues and index follow from the log: while the log has holes (it is not ``whole``), they are
-    not held against it. ``note`` tells what was on disk at the last checkpoint: what differs there
-    is damage, for no crash leaves it.
+    not held against it. ``note`` says which bytes were on disk at the last checkpoint: a difference
+    there is damage, for no crash leaves it.
     """
 
     def __init__(self, parts: Parts, note: DispatchNote | None, *, busy: bool, whole: bool) -> None:
@@ -323,7 +323,7 @@ class _Check:
         return self._note.queues.get(key, (0, 0))[1] if self._note is not None else 0
 
     def _of_index(self, problem: Finding) -> Finding:
-        """Judge what is wrong with the index. After a crash the newest file may be newer than its
+        """Judge a problem of the index. After a crash the newest file may be newer than its
         header."""
         names = [row[0] for row in self._note.index] if self._note is not None else []
         if is_there(self._parts.fs, self._parts.paths.abort):
@@ -335,7 +335,7 @@ class _Check:
 
     @staticmethod
     def _judged(durable: bool) -> tuple[Cause, str]:
-        """Return the cause of what is wrong with a queue, and what it means."""
+        """Return the cause of a problem of a queue, and its consequence."""
         if durable:
             lost = "consumers get another message, or none; rebuild-index repairs it"
             return Cause.DAMAGE, lost

@@ -41,7 +41,7 @@ BLANK_MAGIC = -875286124
 BLANK_SIZE = 8
 START = struct.Struct(">ii")
 """Size and magic of a record, blank ones included. They are stored last: until then zeros are
-there, which end a log, and what is after them does not count."""
+there, which end a log, and the bytes after them do not count."""
 NO_START = bytes(START.size)
 STAMP = struct.Struct(">iq8sq8siq")
 """A record with two IPv4 hosts from its sysFlag to the prepared transaction offset."""

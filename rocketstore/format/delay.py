@@ -37,7 +37,7 @@ def is_due(due: int, level: int, now: int) -> bool:
 
 
 def level_of(text: str) -> int:
-    """The level that a stored DELAY property asks for; 0 for what is not a level."""
+    """Return the level that a stored DELAY property asks for; 0 if its text is not a level."""
     return int(text) if _LEVEL.fullmatch(text) else 0
 
 

@@ -60,5 +60,5 @@ class Head:
 
 
 def changed(offset: int) -> DamageError:
-    """The error for a record that is no longer where it was put."""
+    """Return the error for a record that is not where it was put any more."""
     return DamageError("commitlog", offset, "the record was changed after it had been put")

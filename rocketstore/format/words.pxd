@@ -93,7 +93,7 @@ cdef extern from *:
         return PyErr_Occurred() ? -1 : 0;
     }
 
-    /* The slots of a few entries are fetched ahead: they stand anywhere in twenty megabytes. */
+    /* The slots of a few entries are fetched ahead: they are spread over twenty megabytes. */
     #define ROCKET_AHEAD 16
     #define rocket_fetch(at) __builtin_prefetch((at), 1)
 

@@ -132,7 +132,7 @@ def store_message(
 
     Its size and magic are stored last, at once. Until then there are zeros in their place.
 
-    ``start``: queue id and flag; ``stamp``: what is between offset and length of the body;
+    ``start``: queue id and flag; ``stamp``: the bytes between offset and length of the body;
     ``field``: the topic after its length. Raises :class:`IndexError` where the map ends before it.
     """
     head = _pack_fields(NO_START, crc, start, ordinal, offset) + stamp + _pack_int(len(body))
@@ -359,12 +359,12 @@ def text_hash(text: str, seed: int) -> int:
 def property_columns(
     data: Data, starts: Int64Array, ends: Int64Array, /
 ) -> tuple[bytes, array[int], array[int], bytearray]:
-    """Return what the properties ``data[starts[i]:ends[i]]`` of many messages are, compiled.
+    """Decode the properties ``data[starts[i]:ends[i]]`` of many messages; compiled only.
 
-    Gives the text of all as JSON, and where each begins and the last one ends; six numbers for each
-    message: where the values of ``KEYS``, ``UNIQ_KEY`` and ``TAGS`` begin and end; and a byte for
-    each that is 1 where it is told. What is not is for
-    :func:`rocketstore.format.properties.decode_properties`: here, all of them.
+    Return four values: the text of all as JSON; the position where each begins and the last one
+    ends; six numbers for each message, the bounds of the values of ``KEYS``, ``UNIQ_KEY`` and
+    ``TAGS``; and a byte for each message that is 1 if it was decoded. The caller decodes the others
+    by :func:`rocketstore.format.properties.decode_properties`: in this version, all of them.
     """
     count = len(starts)
     if count and not 0 <= starts.min() <= ends.max() <= len(data):

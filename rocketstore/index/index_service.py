@@ -83,8 +83,8 @@ class IndexService:
         return file
 
     def _make_room(self, file: IndexFile) -> None:
-        """Close a file where too many are open: the one that was opened last. A query asks all of
-        them in the same order: so those that were opened first are still open at the next one.
+        """Close the file that was opened last if too many are open. A query reads all files in the
+        same order, so the files that were opened first are still open at the next query.
 
         Nothing is lost: bytes stored into a map are the file's, and the file is synced by name."""
         self._open = [one for one in self._open if one.fd >= 0 and one is not file]

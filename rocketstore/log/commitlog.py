@@ -40,7 +40,7 @@ class CommitLog:
     """The log's files and its write position.
 
     Between :meth:`begin_writing` and :meth:`close` the last file's position lives here
-    (``at``); ``settle`` carries it over to the file for those who look there. A single put is too
+    (``at``); ``settle`` carries it over to the file, where others look. A single put is too
     short for two calls: it looks at ``view`` (the last file's map), ``base`` (its first offset),
     ``at`` and ``room`` (where a record may end without :meth:`make_room`) itself.
     """
@@ -123,7 +123,7 @@ class CommitLog:
 
     def make_room(self, size: int) -> int:
         """Make sure that ``size`` bytes and a blank fit at the write position, rolling over to
-        the next file if need be; returns the offset at which they will stand.
+        the next file if need be; returns the offset where they will go.
 
         Raises :class:`UsageError` when no file holds that many, :class:`StorageError` when the
         disk is full; the next call then tries again.
@@ -149,8 +149,8 @@ class CommitLog:
     def _write_ahead(self, size: int) -> None:
         """Let records be put up to where zeros have been written, ``size`` bytes or more.
 
-        A page that a write has made costs a third of one that the first store into it has to make.
-        Blocks and map are there: where the zeros can't be written, that is all that is lost.
+        A page made by a write costs a third of a page made by the first store into it. Blocks and
+        map exist already, so if the zeros can't be written, only this saving is lost.
         """
         last = self._last
         assert last is not None
@@ -229,7 +229,7 @@ class CommitLog:
         return data if len(data) == size else None
 
     def read_record(self, offset: int) -> bytes | None:
-        """The record at a physical offset, by its own size; ``None`` if none stands there."""
+        """Return the record at a physical offset, by its own size; ``None`` if none is there."""
         if offset < 0:
             return None
         at = offset - self.base
@@ -261,7 +261,7 @@ class CommitLog:
         return words.int64_at(data, 68 if data[39] & 16 else 56)
 
     def next_file(self, offset: int) -> int:
-        """Start of the file after the one that holds the offset."""
+        """Return the start of the file after the file that holds the offset."""
         return offset - offset % self.file_size + self.file_size
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class Fillers:
     """The fillers that a walk over the log has come by.
 
     A queue that lost messages has a gap in its ordinals there. RocketMQ closes gaps up, and every
-    committed offset behind it then means another message. Here the lost message's place is taken
+    committed offset after it then means another message. Here the lost message's place is taken
     by the next one of its queue, which is delivered twice, and no other moves.
     """
 
@@ -108,9 +108,9 @@ class Fillers:
     def place(
         self, queue_offsets: list[int], offsets: list[int], next_unit: int, after: int
     ) -> list[int]:
-        """Which messages take the units of a queue from number ``next_unit`` on: the real
-        store's rule for ordinals out of order (lower ones are left out, gaps closed up), but a
-        gap with a filler in it is filled with the message behind it.
+        """Return which messages take the units of a queue from number ``next_unit`` on. This is
+        the real store's rule for ordinals out of order (lower ones are left out, gaps closed up),
+        except that a gap with a filler in it is filled with the message after it.
 
         ``after`` is the physical offset of the queue's message before these (-1 if none).
         """

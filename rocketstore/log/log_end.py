@@ -1,9 +1,9 @@
 """Find where a CommitLog ends without reading it: for readers, beside a writer or not.
 
-Records stand one behind the other up to the log's end, and no more behind it. So in its last file
-some windows hold a sound record's beginning, and then none does: halving the distance finds the
-last of them, and a walk from there the end. A window that a larger record hides costs time, not
-truth: the walk begins further back.
+Records follow one another up to the log's end, and there are none after it. So the first windows
+of its last file hold a sound record's beginning, and the later ones hold none. A binary search
+finds the last window that does, and a walk from there finds the end. A window that a larger record
+hides costs time, not truth: the walk begins further back.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _WINDOW = 8 << 20
 
 
 def log_end(commitlog: CommitLog, known: int = 0) -> int:
-    """Return the offset behind the log's last sound record, as it is now, or ``known``, up to which
-    it is known to go, where none stands behind that. Some windows of one file are read. Raises
-    :class:`StorageError`."""
+    """Return the offset after the log's last sound record, as it is now.
+
+    The log is known to reach ``known``, which is returned if no sound record follows it. Some
+    windows of one file are read. Raises :class:`StorageError`."""
     known = max(known, commitlog.min_offset, 0)
     # A node makes its next files before it needs them.
     for file in reversed(commitlog.files.files.values()):

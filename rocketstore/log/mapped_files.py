@@ -1,7 +1,7 @@
 """A directory of files of one size, each named by the offset of its first byte.
 
 A writer maps them. A reader reads: a map of a file that somebody cuts kills the process that looks
-at it (SIGBUS), and a reader has no say in who writes there.
+at it (SIGBUS), and a reader can't keep others from writing there.
 
 Together they are one endless address space of which the files hold a window: old ones are deleted
 at the front, new ones come at the end. A file is created at its full length (sparse), and its
@@ -49,7 +49,7 @@ Read = Callable[[int, int], bytes]
 def create_file(fs: FileSystem, path: str, size: int) -> int:
     """Make a file of zeros at its full length; returns a descriptor.
 
-    Raises :class:`StorageError`; no file is left behind then.
+    Raises :class:`StorageError`; no file is left then.
     """
     with storage_errors(path, "can't be created"):
         fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -83,7 +83,7 @@ def sync_files(fs: FileSystem, paths: Iterable[str]) -> None:
 
 
 def sync_directories(fs: FileSystem, paths: Iterable[str]) -> None:
-    """Make the names in directories durable; one that is gone is passed over. Raises
+    """Make the names in directories durable. Skip a directory that does not exist any more. Raises
     :class:`StorageError`."""
     for path in paths:
         try:
@@ -288,7 +288,7 @@ class MappedFiles:
 
     @property
     def max_offset(self) -> int:
-        """End of what is written in the last file; 0 when there is none."""
+        """Return the end of the written bytes in the last file; 0 if there is no file."""
         last = self.last
         return last.start + last.wrote if last is not None else 0
 

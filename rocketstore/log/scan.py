@@ -45,7 +45,7 @@ class Stop(enum.Enum):
     BLANK = "blank"
     BAD = "bad"
     MORE = "more"
-    """Only of a piece: the next record goes on behind it."""
+    """Only of a piece: the next record goes on after its end."""
 
 
 @dataclass(slots=True)
@@ -143,8 +143,8 @@ def scan_records(
     """Read records from ``position`` up to ``end`` of the file that begins at offset ``start``.
     ``data``: the file's bytes from position ``origin`` on, all or some.
 
-    Gives the sound records before the first bad one, the position after them, and why it
-    stopped; ``Stop.BAD`` means that no sound record stands at that position. A record is sound
+    Return the sound records before the first bad one, the position after them, and why the scan
+    stopped; ``Stop.BAD`` means that there is no sound record at that position. A record is sound
     when its magic, its lengths and (if asked) the CRC of its body agree: the checks of the real
     recovery. ``placed`` also asks that the physical offset is the record's own place, as every
     reader of a body does; ``strict`` asks this as well, and that topic and properties hold no NUL,

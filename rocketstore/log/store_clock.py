@@ -36,7 +36,7 @@ class StoreClock:
     def __init__(self, options: Options, newest: int) -> None:
         self.host: bytes = host_bytes(options.store_host)
         self.wide: bool = len(self.host) != 8
-        # The system's clock is asked in its own unit: most readings need no division then.
+        # Read the system's clock in its own unit: most readings need no division then.
         self._own: Callable[[], int] | None = options.clock
         self._ticks_per_ms = 1
         if options.clock is clock_ms:
@@ -53,7 +53,7 @@ class StoreClock:
         now = ticks // self._ticks_per_ms
         self.stamp = STAMP.pack(0, now, self.host, now, self.host, 0, 0)
         self.now = now
-        # A damaged record may be of any time: of one that no clock will ever tell, too.
+        # A damaged record may have any time, even a time that no clock will ever show.
         self.next_tick = min((now + 1) * self._ticks_per_ms, _NEVER)
         self.first_tick = min((now - _PATIENCE_MS) * self._ticks_per_ms, _NEVER)
 

@@ -17,10 +17,10 @@ _PIECE = 1 << 20
 
 
 class OnDamage(Protocol):
-    """It is asked when a walk comes to something that is no sound record."""
+    """A walk calls it at bytes that are not a sound record."""
 
     def __call__(self, walk: LogWalk, /) -> int | None:
-        """The offset where the walk (which stands at ``walk.end``) goes on; ``None`` ends it."""
+        """Return the offset where the walk goes on from ``walk.end``; ``None`` ends the walk."""
 
     def bad_body(self, file: MappedFile, start: int, end: int, store_timestamp: int, /) -> bool:
         """Whether a record of which only the body is bad was replaced by something sound."""
@@ -129,11 +129,11 @@ class LogWalk:
         )
 
     def _bad_body(self, file: MappedFile, position: int, end: int) -> Records | None:
-        """Return the record of which only the body is wrong, with the log going on behind it;
-        ``None`` where none stands, no record at all where it is sound now.
+        """Return the record at ``position`` if only its body is wrong and the log goes on after it.
 
-        The next record was put behind it. So this one is read again once the next was seen: a body
-        that is wrong then is not being written.
+        Return ``None`` if there is no such record, and empty `Records` if the record is sound now.
+        The next record was put after this one. So this one is read again once the next was seen: a
+        body that is wrong then is not being written.
         """
         record, after, _ = self._scan(file, position, end, False, 1)
         if len(record) == 0 or int(record.offsets[0]) != file.start + position:
@@ -170,12 +170,12 @@ class SkipDamage:
 
 
 def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) -> int | None:
-    """Offset of the first sound record at or after ``offset``: one that says itself that it
-    stands there, with a sound body. ``None`` if there is none, or if all that stands there is an
+    """Return the offset of the first sound record at or after ``offset``: its own field has that
+    offset, and its body is sound. ``None`` if there is none, or if the only bytes there are an
     append that never returned (``returned``: the append is known to have returned). O(bytes).
 
-    Beside a writer a record at ``offset`` is found, too, that came while the records behind it were
-    read."""
+    Beside a writer, this also finds a record at ``offset`` that was put while the records after it
+    were read."""
     if not returned and is_cut_short(commitlog, offset):
         return None
     for file in list(commitlog.files.files.values()):
@@ -215,7 +215,7 @@ def _is_sound(commitlog: CommitLog, file: MappedFile, position: int) -> bool:
 
 
 def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
-    """Return whether what stands from ``offset`` on is the log's last append, under way or left by
+    """Return whether the bytes from ``offset`` on are the log's last append, under way or left by
     a process that died meanwhile: its start is stored last (:meth:`CommitLog.write`)."""
     file = commitlog.files.find(offset)
     if file is None or file is not commitlog.files.last:

@@ -43,7 +43,7 @@ class Watch:
         return fd
 
     def check(self, path: str, size: int, fd: int = -1) -> None:
-        """Look whether a file is there whole, and is the one that is open as ``fd``, if any is.
+        """Check that a file exists in full and, if ``fd`` is given, is the file open as ``fd``.
         Raises :class:`DamageError` and :class:`StorageError`."""
         with storage_errors(path, "can't be looked at"):
             try:

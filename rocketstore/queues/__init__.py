@@ -1,1 +1,1 @@
-"""The ConsumeQueues, and the offsets of those who read them."""
+"""The ConsumeQueues, and the offsets of their consumers."""

@@ -388,7 +388,7 @@ class ConsumeQueue:
             return
 
     def overwrite(self, unit: int, data: bytes) -> None:
-        """Replace units from number ``unit`` on (within what is written or at its end)."""
+        """Replace units from number ``unit`` on (within the written units or at their end)."""
         position = unit * UNIT_SIZE
         kept_end = self.wrote
         self.wrote = position

@@ -44,8 +44,8 @@ def int_table(table: object) -> dict[int, int]:
 
 
 def table_problem(content: dict[str, Any], depth: int) -> str | None:
-    """Return what is wrong with the ``offsetTable`` of a parsed file: whole numbers under whole
-    numbers (``depth`` 1), or tables of those by name (2)."""
+    """Return the error in the ``offsetTable`` of a parsed file, or ``None``. It must have whole
+    numbers under whole numbers (``depth`` 1), or tables of those by name (2)."""
     if "offsetTable" not in content:
         return "there is no offsetTable"
     table = content["offsetTable"]
@@ -70,7 +70,7 @@ def save_sane(fs: FileSystem, path: str, content: dict[str, Any], depth: int) ->
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Read a file's content; ``None`` for what is not a JSON object."""
+    """Read a file's content; ``None`` if it is not a JSON object."""
     try:
         content = parse_fastjson(data.decode())
     except ValueError:
@@ -98,7 +98,7 @@ def save_json(fs: FileSystem, path: str, content: dict[str, Any]) -> None:
         old = read_optional(fs, path)
     if old == data:
         return
-    # Not a damaged one: the .bak may be all that there is until the new content stands.
+    # Not a damaged file: the .bak may be all that there is until the new content is in place.
     if old and parse_object(old) is not None:
         replace_file(fs, path + ".bak", old)
     replace_file(fs, path, data)

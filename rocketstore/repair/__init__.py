@@ -1,1 +1,1 @@
-"""Opening and recovery, repair of what is damaged, and rebuilding queues and index from the log."""
+"""Opening and recovery, repair of damage, and rebuilding queues and index from the log."""

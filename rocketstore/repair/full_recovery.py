@@ -49,7 +49,7 @@ class Rebuilt:
 def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> Rebuilt:
     """Find the log's end, cut what a crash tore there, and make queues and index agree with it.
 
-    With ``repair`` the whole log is read, and what is damaged in it is set aside.
+    With ``repair`` the whole log is read, and damaged spans in it are quarantined.
 
     Raises :class:`DamageError` when sound records are after something that no crash explains,
     and :class:`StorageError`.
@@ -161,8 +161,8 @@ class QueueRepair:
     ``next_unit`` is the place of the next unit; ``None`` until the first one is known. ``last`` is
     the physical offset of the queue's message before it, -1 if this walk has not met any.
     ``from_zero``: the log still has its first byte, so each queue's first ordinal was 0.
-    ``dry``: nothing is written. ``busy``: the queue may be behind the log. ``bad_unit``: the first
-    one that differs, -1 if none does. ``gaps`` (if ``dry``): messages whose ordinals do not follow
+    ``dry``: nothing is written. ``busy``: the queue may lag the log. ``bad_unit``: the first unit
+    that differs, -1 if none does. ``gaps`` (if ``dry``): messages whose ordinals do not follow
     on those before, for no hole that was filled: offset, ordinal, and the ordinal before.
     """
 
@@ -276,7 +276,7 @@ class QueueRepair:
             self.changed = True
 
     def finish(self, log_end: int, min_offset: int) -> None:
-        """Drop what is after the last unit."""
+        """Drop everything after the last unit."""
         queue = self.queue
         if self.next_unit is None:
             self.next_unit = _expired_units(queue, min(min_offset, log_end))
@@ -305,7 +305,7 @@ def _expired_units(queue: ConsumeQueue, min_offset: int) -> int:
 
 class QueueRepairs:
     """All queues of a store, each held against the log as it is walked. ``dry``: nothing is
-    written. ``busy``: they may be behind the log. ``each``: those that were met so far."""
+    written. ``busy``: they may lag the log. ``each``: the queues that the walk has met so far."""
 
     def __init__(
         self, parts: Parts, known: DispatchNote | None, *, dry: bool = False, busy: bool = False
@@ -367,7 +367,7 @@ class QueueRepairs:
 
 
 def _ends_early(parts: Parts, end: int, note: DispatchNote) -> None:
-    """Report a log that ends before what was on disk.
+    """Report a log that ends before an offset that was on disk.
 
     Raises :class:`DamageError`, unless ``repair``, when its last message is lost. A broker that
     went on in a file we had closed with a blank record leaves only an earlier end.

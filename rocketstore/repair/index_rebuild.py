@@ -25,7 +25,7 @@ _INT_MAX = 0x7FFFFFFF
 
 class IndexCheck:
     """Takes the log's messages in order, compares while there are entries, and puts after that
-    (``dry``: only compares; ``busy``: a process may be writing, and the index be behind the log).
+    (``dry``: only compares; ``busy``: a process may be writing, and the index may lag the log).
 
     ``_number`` is the file being compared and ``_place`` the number of its next entry; ``_begin``
     is where that file begins: the offset of a message and how many of its keys are in the file

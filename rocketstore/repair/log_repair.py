@@ -1,7 +1,7 @@
 """Repair damage in the middle of the log (``repair=True``): only the damaged span goes.
 
-The next sound record is one that says itself that it is there, with a body that has its
-checksum. The span before it is copied to ``quarantine/``, and then overwritten by fillers (see
+The next sound record has its own offset in its header, and a body that has its checksum. The
+span before it is copied to ``quarantine/``, and then overwritten by fillers (see
 :mod:`rocketstore.log.filler_format`), so that this package and a RocketMQ node read on after it.
 Until the fillers are whole the span is as unreadable as before: a crash here is met again, and
 repaired again, at the next open.

@@ -31,7 +31,7 @@ def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, en
 
 
 def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
-    """Copy what is in a file after its first ``length`` bytes into ``quarantine/``; return
+    """Copy the bytes of a file after its first ``length`` bytes into ``quarantine/``; return
     the copy's path. Its holes stay holes. Durable on return. Raises :class:`StorageError`."""
     with storage_errors(path, "can't be read"), opened(fs, path) as fd:
         size = fs.fstat(fd).st_size

@@ -81,7 +81,7 @@ def _catch_up(parts: Parts, end: int) -> None:
 
 
 def cut_log(parts: Parts, end: int) -> None:
-    """End the log at an offset: later files go, the one that holds it is written up to there."""
+    """End the log at ``end``: delete the files after it, and end the file that holds it there."""
     files = parts.commitlog.files
     for start in [start for start in reversed(files.files) if start > end]:
         if parts.options.read_only:
