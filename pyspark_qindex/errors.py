@@ -1,8 +1,8 @@
 """One line out of what Spark makes of an error.
 
 An error of ours that is raised in one of Spark's Python processes comes out as a page: the Java
-exception, a Python traceback in it, a Java stack trace behind. :func:`explain` finds the line in
-it that says what is wrong.
+exception, a Python traceback in it, a Java stack trace after that. :func:`explain` finds the line
+in it that names the error.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _MOST_BLOCKS: Final = (32 << 20) // _BLOCK
 _ALL: Final = 1 << 62
 
 Place = tuple[str, dict[str, Any]]
-"""Protocol (empty for local files), and what fsspec is told besides: what a task needs to open
-the same file system."""
+"""Protocol (empty for local files), and the other arguments of fsspec. A task opens the same file
+system with them."""
 
 
 class _Copy:
@@ -76,8 +76,8 @@ class _Copy:
 
 
 class RemoteFileSystem(RealFileSystem):
-    """The reading half of the file seam over an fsspec file system; local copies of what is opened
-    last as long as this object. Whatever fsspec raises comes out as :class:`OSError`."""
+    """The reading half of the file seam over an fsspec file system. Local copies of opened files
+    last as long as this object. Every error of fsspec comes out as :class:`OSError`."""
 
     def __init__(self, protocol: str, storage: dict[str, Any]) -> None:
         self._remote = _fsspec_file_system(protocol, storage)
@@ -107,18 +107,18 @@ class RemoteFileSystem(RealFileSystem):
         return fd
 
     def close(self, fd: int, /) -> None:
-        """Close a copy; what was fetched is kept."""
+        """Close a copy; the fetched bytes are kept."""
         self._open.pop(fd, None)
         os.close(fd)
 
     def read(self, fd: int, length: int, /) -> bytes:
-        """Read on, and fetch what is wanted."""
+        """Read on, fetching the bytes that are missing."""
         at = os.lseek(fd, 0, os.SEEK_CUR)
         self._fetch(fd, at, at + length)
         return os.read(fd, length)
 
     def pread(self, fd: int, length: int, offset: int, /) -> bytes:
-        """Read at an offset, and fetch what is wanted."""
+        """Read at an offset, fetching the bytes that are missing."""
         self._fetch(fd, offset, offset + length)
         return os.pread(fd, length, offset)
 
@@ -153,8 +153,8 @@ class RemoteFileSystem(RealFileSystem):
         return os.stat_result((kind | 0o400, 0, 0, 1, 0, 0, info.get("size") or 0, 0, 0, 0))
 
     def _info(self, name: str) -> dict[str, Any]:
-        """Return what is known of a file or directory, also from a listing: a backup stands
-        still."""
+        """Return fsspec's description of a file or directory, also from an earlier listing: a
+        backup does not change."""
         info = self._known.get(name)
         if info is None:
             if os.path.dirname(name) in self._listed:
@@ -203,7 +203,7 @@ def is_glob(path: str) -> bool:
 
 
 def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
-    """Return the place of a path or glob, the paths below it, and what stands before them in a URL.
+    """Return the place of a path or glob, the paths below it, and the URL's part before them.
 
     Raises :class:`UsageError` when a glob matches nothing, :class:`StorageError`.
     """
@@ -245,7 +245,7 @@ def local_path(path: str, what: str) -> str:
 
 
 def _with_what_the_url_says(protocol: str, path: str, storage: dict[str, Any]) -> dict[str, Any]:
-    """Host, user, port: what is given besides wins."""
+    """Return fsspec's arguments. Those in ``storage`` win over host, user and port of the URL."""
     try:
         found = _fsspec(protocol).get_filesystem_class(protocol)._get_kwargs_from_urls(path)
     except (ValueError, ImportError) as error:
@@ -254,7 +254,7 @@ def _with_what_the_url_says(protocol: str, path: str, storage: dict[str, Any]) -
 
 
 def _before(path: str, key: str) -> str | None:
-    """Return what stands in a URL before the path that fsspec makes of it: ``sftp://host``."""
+    """Return the part of a URL before the path that fsspec makes of it: ``sftp://host``."""
     bare, key = path.rstrip("/"), key.strip("/")
     return bare[: -len(key) - 1] if key and bare.endswith("/" + key) else None
 

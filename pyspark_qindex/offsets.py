@@ -1,4 +1,4 @@
-"""Where a stream stands: for each source (a queue, a CommitLog) the place it has read up to.
+"""The position of a stream: for each source (a queue, a CommitLog) the place it has read up to.
 
 A batch goes from one set of places to another. :func:`next_places` chooses the end of the next
 one: all there is, or so many messages at most, shared out so that a small queue is not kept

@@ -55,7 +55,7 @@ class ReadOptions:
     ``paths``: directories or globs. ``columns``: the part of the table that is wanted.
     ``names``: queues (of RocketMQ: topics), none for all. ``seq_from <= seq_id < seq_to``.
     ``starting``: ``earliest``, ``latest``, or offsets as JSON. ``partitions``: tasks, 0: by the
-    machine. ``storage``: what is handed to fsspec.
+    machine. ``storage``: the options of fsspec.
     """
 
     paths: tuple[str, ...]

@@ -4,11 +4,11 @@ The moment of each queue is the plan's. Every queue is pinned here
 (:mod:`qindex.recovery.point_in_time`); a segment file that the journal does not touch is as it was
 pinned for as long as it is there, so only the parts of a queue with segments that the journal
 touches need the journal. It goes along with the part, or where journals are too many for that
-(:data:`SHIPPED_BYTES`) the task pins anew, and leaves out what was published since. A message that
-is acknowledged between plan and read, and whose segment was deleted, is not given.
+(:data:`SHIPPED_BYTES`) the task pins anew, and leaves out messages published since. A message that
+is acknowledged between plan and read, and whose segment was deleted, is not returned.
 
-Remote stores are backups, and stand still. Their queues are only listed here: what would have to be
-fetched to pin them is fetched by the tasks, each for its own segments.
+Remote stores are backups, and do not change. Their queues are only listed here: the tasks fetch the
+files that pinning needs, each for its own segments.
 
 Small queues are packed together and large ones split by segments, so that there are two to four
 tasks for each core, of about equal size.
@@ -70,8 +70,8 @@ class StorePart:
 class QueuePart:
     """Segments ``numbers`` of one queue directory, ``low <= seq_id < high``.
 
-    ``pinned``: the moment to show; ``None``: pin anew. ``head``: above what the plan saw of the
-    queue. ``leads``: this part tells what is wrong with the journal. ``weight``: bytes.
+    ``pinned``: the moment to show; ``None``: pin anew. ``head``: above every seq_id that the plan
+    saw in the queue. ``leads``: this part reports damage of the journal. ``weight``: bytes.
     ``entry_count``: seq_ids a segment. ``listed``: of a queue that was only listed the segments
     that have files; the part that leads reads those that the journal alone has, too.
     """
@@ -309,8 +309,8 @@ def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
 
 
 def tasks_for(total: int, wanted: int) -> int:
-    """Return the number of tasks for ``total`` bytes; ``wanted``: what was asked for, 0:
-    nothing."""
+    """Return the number of tasks for ``total`` bytes. ``wanted``: the number that the user set, or
+    0."""
     if wanted:
         return wanted
     cores = os.cpu_count() or 1

@@ -34,7 +34,7 @@ def can_stream() -> bool:
 
 
 def check_stream() -> None:
-    """Raise :class:`UsageError` where a stream is asked for and Spark is too old for it."""
+    """Raise :class:`UsageError` if Spark is too old for a stream."""
     if not can_stream():
         raise UsageError(
             f"streams need pyspark 4.2 or newer, not {pyspark.__version__}: it would ignore "

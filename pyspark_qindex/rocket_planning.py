@@ -1,7 +1,7 @@
 """Plan a read of RocketMQ stores: a part for each file.
 
 The plan says where a CommitLog ends: what a writer appends later is not read. Of a file whose end
-was cut off, what is left is read. Remote logs are backups, and end where they end when a task reads
+was cut off, the rest is read. Remote logs are backups, and end where they end when a task reads
 them: to find that out here, much would have to be fetched.
 """
 
@@ -113,7 +113,7 @@ def open_log(store: Store, file_size: int, starts: list[int], short: dict[int, i
 
 
 def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
-    """Return the offset behind the last record, as it is now; it is at least ``known``. Raises
+    """Return the offset after the last record, as it is now; it is at least ``known``. Raises
     :class:`StoreError`."""
     log = open_log(store, layout.commitlog_file_size, layout.readable, layout.short)
     try:

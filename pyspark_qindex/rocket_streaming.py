@@ -1,7 +1,7 @@
 """The streaming source ``rocketstore``: a CommitLog's records as they are appended.
 
-An offset is the physical offset behind the last record of a batch: ``{store: offset}``. Records
-that the store has deleted before they were read (its retention) are not given.
+An offset is the physical offset after the last record of a batch: ``{store: offset}``. Records
+that the store has deleted before they were read (its retention) are not returned.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class _Log:
         return LogPart(self.store, size, start, low, high, False, max(high - low, 1), held)
 
     def end(self, known: int = 0) -> int:
-        """Return the offset behind the last record; it is at least ``known``."""
+        """Return the offset after the last record; it is at least ``known``."""
         return end_of_log(self.store, self.layout, known)
 
     def after(self, low: int, most: int, stop: int) -> int:
-        """Return the offset behind ``most`` records from ``low`` on, and at most ``stop``."""
+        """Return the offset after ``most`` records from ``low`` on, and at most ``stop``."""
         layout = self.layout
         log = open_log(self.store, layout.commitlog_file_size, layout.readable, layout.short)
         try:

@@ -3,9 +3,9 @@
 A table is a list of columns; from it follow the Spark schema (:func:`spark_schema`) and the Arrow
 schema (:func:`qindex.view.arrow.arrow_schema`), which Spark asks to be exactly the same. That of
 messages is :data:`qindex.view.message_batches.MESSAGES`. All columns are nullable: a row that tells
-of damage has ``error`` and what is known of the place, and nothing else. A read that fails at
-damage gives no such row: what every message has is not nullable then (:func:`without_damage`), and
-Spark, which looks at each value otherwise, is a quarter quicker.
+of damage has ``error`` and the columns known of the place, and nothing else. A read that fails at
+damage has no such row: the columns of every message are not nullable then
+(:func:`without_damage`), and Spark, which looks at each value otherwise, is a quarter quicker.
 
 Times are as on disk, whole numbers since 1970: ``expiry`` in microseconds, ``timestamp`` in
 nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` are JSON as
@@ -59,8 +59,8 @@ FILES: Final[Table] = {
     "live_records": "bigint",
     "error": "string",
 }
-"""Files. ``kind``: journal, segment or messages. ``live``: bytes of what is not acknowledged (of a
-message store's file: of what index entries name), ``garbage``: the rest."""
+"""Files. ``kind``: journal, segment or messages. ``live``: bytes of unacknowledged entries (in a
+message store's file: of the messages that index entries name), ``garbage``: the rest."""
 
 STORED: Final[Table] = {
     "store": "string",

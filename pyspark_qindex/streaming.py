@@ -152,7 +152,7 @@ class QueueStream(Stream):
         return found
 
     def _head(self, at: tuple[str, str], part: QueuePart) -> int:
-        """Return the seq_id behind the last message of a queue; it never goes back."""
+        """Return the seq_id after the last message of a queue; it never goes back."""
         pinned = part.pinned
         last = part.numbers[-1] if part.numbers else None
         token = (last, part.head, pinned.segments.get(last or 0) if pinned is not None else None)

@@ -76,8 +76,9 @@ at)."""
 
 @dataclass(slots=True)
 class AuditResult:
-    """``findings``: what is wrong (:data:`pyspark_qindex.jobs.findings.FINDINGS`). ``counts``: for
-    each ``store``, ``number`` of ``things`` that were looked at. ``stores``: how many stores."""
+    """``findings``: a row for each problem (:data:`pyspark_qindex.jobs.findings.FINDINGS`).
+    ``counts``: for each ``store``, ``number`` of ``things`` that were looked at. ``stores``: how
+    many stores."""
 
     findings: DataFrame
     counts: DataFrame
@@ -95,8 +96,8 @@ def audit(
     """Audit all stores at or below ``paths`` (directories, trees of them, or globs).
 
     Findings are of two causes: ``damage``, and ``crash`` for what the next open repairs without
-    asking. A healthy store has neither; one in use is read while it works. ``storage``: what
-    fsspec is told about remote paths.
+    asking. A healthy store has neither; one in use is read while it works. ``storage``: the
+    options of fsspec for remote paths.
 
     Raises :class:`UsageError` for a glob without matches, :class:`NotAStoreError` for a path that
     has no store, or whose store is of a newer format. What is wrong with a store that was found in
@@ -166,7 +167,7 @@ def _ended(store: Store, error: StoreError) -> Finding:
 def _plan_queue_store(store: Store) -> _Item:
     """Look at a store; nothing is read but names and sizes.
 
-    Raises :class:`StoreError` for a directory that is no store, of a newer format, or can't be
+    Raises :class:`StoreError` for a directory that is not a store, has a newer format, or can't be
     listed.
     """
     fs = store.file_system()

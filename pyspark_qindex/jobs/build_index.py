@@ -45,9 +45,10 @@ log is damaged (``why``; ``file`` and ``bytes``: the place, if it is one in a fi
 
 @dataclass(slots=True)
 class BuildResult:
-    """``files``: what was built (:data:`BUILT`). ``stores``: how many. ``messages``: in their logs.
-    ``installed``: whether the files are in the stores now; else they stand below ``directory``.
-    ``refused``: stores that were left as they are, and why: their logs are damaged."""
+    """``files``: the built files (:data:`BUILT`). ``stores``: how many. ``messages``: in their
+    logs. ``installed``: whether the files are in the stores now; else they are below
+    ``directory``. ``refused``: stores that were left as they are, and why: their logs are damaged.
+    """
 
     files: DataFrame
     stores: int
@@ -70,9 +71,9 @@ def build_index(
 ) -> BuildResult:
     """Build ConsumeQueues and IndexFiles of all RocketMQ stores at or below ``paths``.
 
-    With ``install`` they take the place of what a store has; otherwise they are left below ``out``
+    With ``install`` they replace the files of the store; otherwise they are left below ``out``
     (one directory for each store), and the stores are not changed. A store whose log is damaged
-    (sound records stand behind a place where none is, a file is missing) is left as it is, and the
+    (sound records follow a place without one, or a file is missing) is left as it is, and the
     others go on.
 
     Raises :class:`LockedError`, with the pid, when a store is in use: then none is touched;

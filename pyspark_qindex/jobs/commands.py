@@ -22,7 +22,7 @@ from pyspark_qindex.jobs.transfer import export_stores, import_stores
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a command. ``install``: for build-index, put what was built into the
+    """The options of a command. ``install``: for build-index, put the built files into the
     stores. ``mode``: of the sources. ``top``: for stats, how many keys. ``format``, ``schema``,
     ``batch``: for ingest, see :class:`pyspark_qindex.jobs.ingest.Ingest`."""
 

@@ -1,4 +1,4 @@
-"""The rows that an audit gives: what is wrong, and where.
+"""The rows that an audit returns: each problem, and its place.
 
 ``kind`` is a word of :class:`journal.findings.Kind` (docs/operations.md explains each).
 ``cause`` is ``damage``, or ``crash`` for what the death of a process or a loss of power leaves and
@@ -30,8 +30,7 @@ FINDINGS: Final[Table] = {
     "number": "bigint",
 }
 """``store``: as it was given; ``file``: relative to it; ``offset``, ``length``: bytes in the
-file. ``number``: places that the row stands for: more than one where many of a kind are in one
-file."""
+file. ``number``: places that the row covers. More than one if one file has many of a kind."""
 
 _SHOWN: Final = 8
 """Findings of one kind and cause in one file that have rows of their own."""
@@ -54,9 +53,9 @@ class Several:
 
 
 def grouped(found: Iterable[Any]) -> Iterator[Any]:
-    """Yield findings as :class:`Several`. Where one file has more than some of one kind and cause,
-    each of the first stands by itself, and one stands for the rest. What else is ``found`` goes
-    through."""
+    """Yield findings as :class:`Several`. If one file has many of one kind and cause, each of the
+    first few has a row of its own, and one row covers the rest. Other objects in ``found`` pass
+    unchanged."""
     counts: dict[tuple[str, str, str], int] = {}
     rest: dict[tuple[str, str, str], Several] = {}
     for one in found:

@@ -137,7 +137,7 @@ class Ingest:
     """What is ingested, and where to.
 
     ``paths``: stores, or directories above some. ``lake``: a local directory. ``ddl``: the schema
-    of the bodies, empty for the one that is kept, or inferred. ``batch``: messages of a batch.
+    of the bodies, empty for the kept or inferred schema. ``batch``: messages of a batch.
     """
 
     paths: Sequence[str]
@@ -441,7 +441,7 @@ class _Run:
             [StructField("data", self._schema()), StructField(_CORRUPT, StringType())]
         )
         # Spark's parser takes the first of several values, and an array for the objects in it. With
-        # text around it, what is not exactly one value is not JSON.
+        # text around it, anything but exactly one value is not JSON.
         wrapped = f.concat(f.lit('{"data":'), text, f.lit("}"))
         parsed = f.from_json(wrapped, inner, {"columnNameOfCorruptRecord": _CORRUPT})
         single = f.json_array_length(f.concat(f.lit("["), text, f.lit("]"))) == 1

@@ -42,7 +42,7 @@ LEFT_BEHIND: Final[Table] = {
 
 
 def left_behind(spark: SparkSession, fleet: list[FleetStore]) -> DataFrame:
-    """Look through the stores (all of one kind) for what is not carried over."""
+    """Look through the stores (all of one kind) for the things that are not carried over."""
     most = tasks_wanted(spark)
     groups = [found for found in (fleet[at::most] for at in range(most)) if found]
     rows = _of_topics if fleet[0].is_rocket else _of_queues

@@ -4,8 +4,8 @@
 queue                   topic: letters, digits, ``-`` and ``_`` stay, every other byte is ``%XX``;
                         so is the first letter of a name that RocketMQ keeps for itself
 priority                queue id (0 for a queue without priorities)
-key                     ``KEYS``, where it is one that RocketMQ would find: not empty, no space or
-                        control character in it
+key                     ``KEYS``, if RocketMQ can find it: not empty, no space or control character
+                        in it
 headers                 a property each, ``h.`` and the name (written like a topic); a text as it
                         is, anything else as JSON; left out where there is no room for all
 everything, exactly     ``QINDEX``: base64 of the message's :mod:`qindex.format.envelope` (key,
@@ -53,7 +53,7 @@ _UNSEEN: Final = re.compile(r"[\x00-\x20\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a message stands in a queue store. ``expiry``: microseconds since 1970, 0 = never."""
+    """The place of a message in a queue store. ``expiry``: microseconds since 1970, 0 = never."""
 
     queue: str
     seq_id: int
@@ -100,7 +100,7 @@ def decode_name(text: str) -> str:
 def to_rocket(origin: Origin, message: Message) -> RocketRecord:
     """Return the RocketMQ record of a message.
 
-    Raises :class:`UsageError`, with the limit, for one that RocketMQ can't hold.
+    Raises :class:`UsageError`, with the limit, for a message that RocketMQ can't hold.
     """
     mine = message.properties.get(ROCKETMQ)
     if isinstance(mine, Mapping) and origin.priority is None:

@@ -161,7 +161,7 @@ def _left_out(
     spark: SparkSession, messages: DataFrame, fleet: list[FleetStore], mode: str
 ) -> DataFrame:
     """Account for index entries without a message in ``messages``, which was read before."""
-    # After the messages were read: what was too old for them is so now.
+    # After the messages were read: a message that had expired for that read has expired now, too.
     now = time_ns() // 1000
     columns = (*_PLACE, "state", "persistent", "expiry", "size")
     urls = [one.store.url for one in fleet]

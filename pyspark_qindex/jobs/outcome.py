@@ -25,7 +25,7 @@ class Plot:
 @dataclass(slots=True)
 class Table:
     """A result. ``large``: as many rows as there are messages: it is written as Parquet alone, by
-    the executors; others also as JSON, and shown. ``written``: its Parquet stands already."""
+    the executors; others also as JSON, and shown. ``written``: its Parquet exists already."""
 
     rows: DataFrame
     large: bool = False

@@ -202,8 +202,8 @@ class QueueFill:
         self._held = self._count = 0
 
     def finish(self) -> None:
-        """Write what is left, and have the engine look at all of it. Raises :class:`DamageError`,
-        :class:`StorageError`."""
+        """Write the remaining records, and have the engine check all of them. Raises
+        :class:`DamageError`, :class:`StorageError`."""
         if self._path is None:
             return
         self._flush()
@@ -293,7 +293,7 @@ class RocketFill:
         """Add a record, stored at that time (ms) or when the one before it was, if that is later;
         gives queue offset and physical offset.
 
-        Raises :class:`UsageError`, with the limit, for one that RocketMQ can't hold.
+        Raises :class:`UsageError`, with the limit, for a record that RocketMQ can't hold.
         """
         size = _RECORD_SIZE + len(record.topic.encode()) + len(record.body) + len(record.properties)
         if size > MAX_MESSAGE_SIZE:

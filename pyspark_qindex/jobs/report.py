@@ -117,6 +117,6 @@ def _draw(plot: Plot, rows: Rows) -> str:
 
 def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
     text = "/".join(str(row[name]).rsplit("/", 1)[-1] for name in names if row[name] is not None)
-    # matplotlib takes what stands between two dollars for a formula.
+    # matplotlib takes text between two dollars for a formula.
     text = text.replace("$", r"\$")
     return text if len(text) <= _LONGEST else "..." + text[-_LONGEST:]

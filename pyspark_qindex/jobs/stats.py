@@ -173,8 +173,8 @@ def hot_keys(messages: DataFrame, top: int = 20) -> DataFrame:
 
 def growth(messages: DataFrame, bucket: int | None = None) -> DataFrame:
     """Messages and bytes by time: ``moment`` is the start of a bucket of that many seconds; by
-    default one is chosen that gives some two hundred at most. What was acknowledged is not there
-    any more, so this is what is left of each moment."""
+    default one is chosen that gives some two hundred at most. Acknowledged messages are not there
+    any more, so these are the messages left of each moment."""
     dated = messages.where("moment is not null and moment > 0")
     if bucket is None:
         ends = dated.agg(f.min("moment"), f.max("moment")).collect()[0]

@@ -28,8 +28,8 @@ _ROWS_AT_ONCE: Final = 64
 
 
 def tasks_wanted(spark: SparkSession) -> int:
-    """Return the number of tasks that :func:`pyspark_qindex.planning.group` is asked for: some for
-    each core of the cluster, so that a slow one does not hold up all (one costs 10 to 50 ms)."""
+    """Return the number of tasks to request of :func:`pyspark_qindex.planning.group`: some for each
+    core of the cluster, so that a slow one does not hold up all (one costs 10 to 50 ms)."""
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         return _TASKS_PER_CORE * int(context.defaultParallelism)

@@ -199,8 +199,8 @@ def _kept(row: dict[str, Any]) -> QueueKept:
 def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
     """Return the places of the tables of exports, by name.
 
-    Raises :class:`UsageError` for no path and for one that is not local, :class:`NotAStoreError`
-    for one without tables.
+    Raises :class:`UsageError` without a path and for a path that is not local,
+    :class:`NotAStoreError` for a path without tables.
     """
     paths = listed(paths, "paths")
     if not paths:

@@ -71,7 +71,7 @@ def read_queue(
 
 
 def _findings(view: QueueView, part: QueuePart) -> list[Finding]:
-    """Return what was met, each once among the parts of a queue."""
+    """Return the findings of the view. Among the parts of a queue each is returned once."""
     if part.leads:
         return view.findings
     journal = set(view.pinned.reading.findings)
@@ -87,7 +87,7 @@ def seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
 def _batches(
     part: QueuePart, options: ReadOptions, files: list[Entries]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield those of one segment, whose bytes are let go of behind the last one."""
+    """Yield the batches of one segment. Its bytes are let go of after the last batch."""
     for entries in files:
         batch = _batch(part, options, entries)
         if batch.num_rows:

@@ -1,4 +1,4 @@
-"""Files and stored records as Arrow batches: what is live in each, and what is garbage."""
+"""Files and stored records as Arrow batches: the live bytes in each, and the garbage."""
 
 from __future__ import annotations
 

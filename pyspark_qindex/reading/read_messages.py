@@ -24,7 +24,7 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
     on_rows: set[tuple[str, int]] = set()
 
     def explain(row: Row, path: str, offset: int) -> str:
-        """Say what is wrong with a message, and where its index entry stands."""
+        """Describe the damage of a message and the place of its index entry."""
         on_rows.add((path, offset))
         where = part.store.shown(path)
         text = one_line(f"{where}: at offset {offset}: seq_id {row.seq_id}: {row.error}")

@@ -56,8 +56,8 @@ def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.Reco
 
 
 def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a CommitLog file in order; one whose body is damaged has ``error``, and
-    so has a row for each place where no record stands.
+    """Yield the records of a CommitLog file in order. A record whose body is damaged has ``error``,
+    and so has a row for each place without a record.
 
     Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
     Memory: 1 MiB of records, or the largest.
@@ -112,8 +112,8 @@ def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> 
 
 
 def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
-    """Return whether something stands behind the last record of a log that was closed: neither what
-    a writer that is at work, or was killed, has not finished, nor what it has put there since."""
+    """Return whether there is junk after the last record of a log that was closed. An append that a
+    writer has not finished, at work or killed, is not junk, nor is a record put there since."""
     at = end - part.start
     start = log.files.read(log.files.files[part.start], at, START.size)
     if len(start) < START.size or not start.strip(b"\0"):

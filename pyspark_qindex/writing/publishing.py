@@ -46,9 +46,9 @@ class ForeignPublisherError(StoreError):
 
 
 def make_store(store: str, queue: str) -> None:
-    """Make store and queue where there are none; one that is in use is left alone.
+    """Make store and queue if they do not exist. A store that is in use is left alone.
 
-    Raises as :func:`qindex.open`, but for :class:`LockedError`.
+    Raises as :func:`qindex.open`, except for :class:`LockedError`.
     """
     try:
         reader = StoreReader(store)

@@ -40,7 +40,7 @@ _OF_STREAMS = frozenset({"checkpointlocation"})
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """Where to publish. ``lock_timeout``: seconds to wait for the store's lock;
-    ``orphan_age``: seconds after which what a query left behind is removed; ``job``: of a batch
+    ``orphan_age``: seconds after which the leftovers of a query are removed; ``job``: of a batch
     write, so that it can be repeated."""
 
     store: str
@@ -93,7 +93,7 @@ class _Publisher:
     def _stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = _context()
         store = self.options.store
-        local_store(store).file_system()  # what is staged elsewhere would never be published
+        local_store(store).file_system()  # rows staged elsewhere would never be published
         staging = Staging(store)
         attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
         path = os.path.join(staging.batch_directory(query, batch), attempt)

@@ -32,8 +32,8 @@ _TAKEN: Final = {
     "timestamp": ("bigint", "int"),
     "expiry": ("bigint", "int"),
 }
-"""What is published of a row. All messages are persistent: transient ones would end with the
-publisher, which closes the store behind each batch."""
+"""The columns of a row that are published. All messages are persistent: transient ones would end
+with the publisher, which closes the store after each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def stage(
 def read_staged(path: str, skip: int = 0) -> Iterator[Outgoing]:
     """Yield the rows of a staged file as messages, from row ``skip`` on.
 
-    Raises :class:`StorageError`, :class:`UsageError` for a row that is no message.
+    Raises :class:`StorageError`, :class:`UsageError` for a row that is not a message.
     """
     failing = storage_errors(path, "can't be read")
     with failing, pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:

@@ -1,6 +1,6 @@
 """The batches of a query that are published: one small file for each query.
 
-It stands in the store's staging directory and is replaced at once, durably::
+It is in the store's staging directory and is replaced at once, durably::
 
     data/qindex.spark/<query>.json      this file
     data/qindex.spark/<query>/<batch>/  the rows of a batch, a file for each task
