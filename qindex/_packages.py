@@ -1,4 +1,4 @@
-"""Sees, at import, that no file of a user stands in the way of our own packages.
+"""Check, at import, that no file of a user hides our own packages.
 
 They have names that others use, too: a ``journal.py`` beside a program comes first for Python.
 """

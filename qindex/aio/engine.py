@@ -118,7 +118,7 @@ class Engine:
                     await first_ring(waiters, left)
                     taken = _first_of(sources, lease)
                 for one, waiter in zip(sources, waiters, strict=True):
-                    # A ring of another queue than the one that the message is from is passed on.
+                    # Pass a ring on unless it came from the message's own queue.
                     waiter.content = is_over if taken is None else taken[0] is not one
             if taken is not None:
                 return Delivery(*taken)

@@ -54,8 +54,8 @@ class Port:
     def publish(self, queue: Queue, body: bytes) -> asyncio.Future[int]:
         """Note a plain message; return a future of its seq_id, resolved when it is on disk.
 
-        It is appended before the next turn of the loop, whatever becomes of the future; before
-        anything else is, by this loop, if who does so calls :meth:`append`.
+        It is appended before the next turn of the loop, whatever becomes of the future. Other
+        appends of this loop call :meth:`append` first, so that this message precedes theirs.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()

@@ -262,8 +262,8 @@ class Queue:
         return await self._aside_run(lambda: self._queue.reserve(count))
 
     async def _aside(self, publish: Callable[[], T]) -> T:
-        """Publish what is large in the helper's thread; a cancellation is raised when it is done.
-        The sync is asked for here, to be shared."""
+        """Publish large messages in the helper's thread. A cancellation is raised when the publish
+        is done. The sync comes after that, on the loop, where callers share it."""
         self._state.check_open()
         return await self._ports.helper.finish(publish)
 

@@ -3,7 +3,7 @@ awaitable.
 
 All coroutines of a loop share one connection; each consumer has one of its own. A call is sent
 before its first suspension, if there is a connection by then. A get that is cancelled takes
-nothing: what was on its way goes back, and does not count as delivered.
+nothing: a message on its way goes back, and does not count as delivered.
 """
 
 from __future__ import annotations
@@ -589,7 +589,7 @@ class SharedEngine:
             self._wire.close()
 
     async def _connect(self) -> Wire:
-        """Connect anew; all who ask for it meanwhile get the same connection."""
+        """Connect anew. All callers meanwhile get the same connection."""
         if self._home.is_closed:
             raise ClosedError(f"{self.directory}: the engine is closed")
         if self._wire is not None and not self._wire.is_lost:

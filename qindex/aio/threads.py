@@ -6,8 +6,8 @@
                                                           |--> Syncer: one fdatasync, all resolved
     loop B   publish, publish ...          -> [futures] --+
 
-What one turn of a loop appends is handed over once, at the end of that turn, and what has come by
-the time a sync ends shares the next one.
+The appends of one turn of a loop are handed over once, at the end of that turn. The appends that
+have come by the time a sync ends share the next one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Waiting:
         self.results: list[int | None] = []
 
     def resolve(self, error: BaseException | None) -> None:
-        """Tell those who wait, on their loop's thread, that it is done, or how it failed."""
+        """Resolve the futures, on their loop's thread, with the result or the error."""
         for future, result in zip(self.futures, self.results, strict=True):
             if future.done():
                 continue  # its waiter was cancelled

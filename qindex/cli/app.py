@@ -127,7 +127,7 @@ _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def make_app(*, asked: str = "") -> typer.Typer:
-    """Put the commands together: all of them, or the one that is ``asked`` for.
+    """Put the commands together: all of them, or only the command named ``asked``.
 
     Each takes time to be loaded and made, so a call of one makes no other, and one for the version
     makes none. The list of all has commands of packages above this one unloaded."""
@@ -250,7 +250,7 @@ def _run(arguments: list[str]) -> int:
             asked = ""  # help, or a word that is like one of them
         command = get_command(make_app(asked=asked))
         _complete(command)
-        # Not command.main(): that one catches what is to be told apart here.
+        # Not command.main(): it catches the exceptions that are told apart here.
         with command.make_context("qindex", list(arguments) or ["--help"]) as context:
             result: Any = command.invoke(context)
     except typer.Exit as ended:

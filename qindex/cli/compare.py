@@ -148,7 +148,7 @@ def _check_target(html: Path) -> None:
 
 @contextmanager
 def _ended_like_by_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end what is done meanwhile as Ctrl-C does: gigabytes may be there by then."""
+    """Let SIGTERM end the block as Ctrl-C does: gigabytes of files may be there to remove."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set a handler
         return

@@ -24,7 +24,7 @@ def write_out(data: bytes) -> None:
 
 
 def flush() -> None:
-    """Bring what was printed out of the process. Raises :class:`BrokenPipeError`."""
+    """Flush the printed text out of the process. Raises :class:`BrokenPipeError`."""
     sys.stdout.flush()
     sys.stdout.buffer.flush()
 

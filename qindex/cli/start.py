@@ -12,9 +12,9 @@ _STREAMS = (("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr"
 def _open_missing_streams() -> None:
     """Open the standard streams that the process was started without (`>&-`).
 
-    Otherwise the next file to be opened would get the descriptor of one, and what is printed would
-    go there. Reads from standard input and writes to standard output fail, as they do for programs
-    in C; what goes to standard error is dropped.
+    Otherwise the next opened file would get the descriptor of a standard stream, and printed text
+    would go there. Reads from standard input and writes to standard output fail, as they do for
+    programs in C; text for standard error is dropped.
     """
     for name, flags, mode in _STREAMS:
         if getattr(sys, name) is None:

@@ -292,7 +292,7 @@ class Owner:
         return not (self.settled is not None and seq_id in self.settled) and self.is_over()
 
     def marked_back(self, deliveries: Iterable[Delivery]) -> list[tuple[int, int]]:
-        """Mark deliveries as taken back. Return what the server is told: tags and seq_ids."""
+        """Mark deliveries as taken back. Return their tags and seq_ids, to send to the server."""
         pairs = []
         for one in deliveries:
             pairs.append((cast("BatchDelivery", one).taken, one.seq_id))
@@ -580,8 +580,8 @@ class Pushes(Protocol):
 class Ahead:
     """The messages that the server has sent a consumer ahead of its loop.
 
-    ``last_tag``: of the last one that the loop was given. ``unsettled``: how many it was given and
-    has not settled.
+    ``last_tag``: the tag of the last message that the loop got. ``unsettled``: the number of
+    messages that it got and has not settled.
     """
 
     def __init__(self, queue: Opens, prefetch: int, lease: float | None) -> None:
@@ -603,7 +603,7 @@ class Ahead:
         return delivery
 
     def take_in(self, link: Pushes, generation: int) -> None:
-        """Take what was pushed. Raises the error that the server has met."""
+        """Take the pushed messages. Raises the error that the server has met."""
         while link.pushed:
             found = link.pushed.popleft()
             if found[1] == wire.ERROR:

@@ -64,7 +64,7 @@ class Link:
         self._poll: select.poll | None = None
 
     def request(self, *values: Any) -> list[Any]:
-        """Make a request. Return the reply; what is pushed meanwhile is kept.
+        """Make a request. Return the reply; messages pushed meanwhile are kept.
 
         Raises :class:`UnsentError`, :class:`DisconnectedError`, :class:`UsageError`.
         """

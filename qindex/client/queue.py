@@ -44,8 +44,8 @@ _PUBLISH, _GET, _ACK = wire.PUBLISH, wire.GET, wire.ACK
 
 
 class SharedOwner(Owner):
-    """An owner whose deliveries settle themselves. ``consumer``: the one that they were sent to,
-    which ends with its loop, even if the program keeps some of its messages."""
+    """An owner whose deliveries settle themselves. ``consumer``: the consumer that they were sent
+    to. It ends with its loop, even if the program keeps some of its messages."""
 
     __slots__ = ("consumer",)
 
@@ -521,7 +521,7 @@ class SharedConsumer:
         return result(reply) if reply[1] else reply[2:]
 
     def _end(self) -> None:
-        """Let the server have what was not handed out."""
+        """Give the messages that were not handed out back to the server."""
         link, self._link = self._link, None
         ahead = self._ahead
         ahead.ready.clear()
@@ -539,7 +539,8 @@ class SharedConsumer:
             home.give(link)
 
     def _leave(self, link: Link) -> None:
-        """Let the server have what was not handed out. Nothing more is read from the link."""
+        """Give the messages that were not handed out back to the server. Nothing more is read from
+        the link."""
         with suppress(UnsentError):
             link.tell(wire.CANCEL, self._ahead.last_tag)
         link.close()

@@ -44,7 +44,7 @@ class ChildError(StoreError):
 
 
 class Process:
-    """A process with pipes to its input and output, which it is asked through line by line.
+    """A process with pipes to its input and output. It reads and answers requests line by line.
 
     It runs in the root directory and in a session of its own: what it starts is killed with it,
     and Ctrl-C is the parent's alone. It is killed when the block after ``with`` raises.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from qindex.compare.workload import Workload
 
 POLL_SECONDS = 0.001
-"""How often an empty queue is asked again where a get does not wait by itself."""
+"""Pause between gets from an empty queue, for a contender whose get does not wait by itself."""
 
 
 class Contender(ABC):

@@ -47,7 +47,7 @@ class Bodies:
         return _HEADER.pack(due, number) + self._filler[start : start + size]
 
     def check(self, body: bytes) -> int:
-        """The time it was due (ns). Raises :class:`LoadError` unless the body is what was made."""
+        """Return the time it was due (ns). Raises :class:`LoadError` if the body was altered."""
         due, number = _HEADER.unpack_from(body)
         if body != self.make(number, due):
             raise LoadError(f"message {number} was altered")

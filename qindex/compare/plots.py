@@ -50,7 +50,7 @@ class Line:
 
 
 def line_plot(name: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
-    """One SVG element; ``name`` says to those who can't see it what it shows."""
+    """Return one SVG element. ``name`` describes it for readers who can't see it."""
     xs = [point[0] for line in lines for point in line.points]
     ys = [point[1] for line in lines for point in line.points]
     ys += [value for line in lines for pair in line.ranges for value in pair]

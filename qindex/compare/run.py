@@ -40,8 +40,8 @@ class Plan:
     quick: bool = False
 
     def backlogs(self) -> list[int]:
-        """Messages left behind by the processes that are killed: each size is the
-        double of the one before."""
+        """Return the numbers of messages that the killed processes leave: each is the double of
+        the one before."""
         most = _QUICK_BACKLOG if self.quick else _MOST_BACKLOG
         most = max(min(most, int(_MOST_BACKLOG_BYTES / self.workload.mean_bytes)), _LEAST_BACKLOG)
         return (
@@ -63,10 +63,9 @@ class Results:
 def compare(plan: Plan, tell: Callable[[str, float], None]) -> Results:
     """Run all of a plan; ``tell(what, share done)`` before each step.
 
-    Raises :class:`UsageError` when there is no such directory or too little room,
-    :class:`ContenderError` when one of the two designs failed; a peer that fails is left out from
-    then on. Whatever happens, no process and no file
-    is left.
+    Raises :class:`UsageError` if there is no such directory or too little room,
+    :class:`ContenderError` if one of the two designs failed; a peer that fails is left out from
+    then on. Whatever happens, no process and no file is left.
     """
     with _scratch(plan) as scratch:
         results = Results()

@@ -342,7 +342,7 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
             left = self.store.locks.get(seq_id=one.seq_id)
             if left is not None:
                 left.ack()
-        # A value under the key of a lock is one that a program has put there.
+        # If the key of a lock has a value, a program has put it there.
         return self.store.values.pop(key) is not None
 
     def _is_locked(self, key: str) -> bool:

@@ -398,8 +398,8 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             self._check_open()
 
     def retry_unreadable(self) -> int:
-        """Put what was set aside in the dead-letter queue back, after all others, where an item
-        can be made of it again; return how many that were."""
+        """Put messages that were set aside in the dead-letter queue back, after all others, if an
+        item can be made of them again; return how many."""
         with self.mutex:
             self._check_open()
             if self._dead_letter not in self._engine.queue_names():

@@ -102,7 +102,7 @@ class FifoDiskQueue:
                 pass
 
     def push(self, data: bytes) -> None:
-        """Append. Raises :class:`TypeError` for what is not bytes."""
+        """Append ``data``. Raises :class:`TypeError` if it is not bytes."""
         if not isinstance(data, bytes):
             raise TypeError(f"unsupported type: {type(data).__name__}")
         with self._shared.lock:

@@ -45,7 +45,7 @@ _MOVED_AT_ONCE = 64
 
 class Waiting:
     """One queue of requests. ``few``: seq_ids in ``requests.waiting``, oldest first; ``own``: the
-    queue of the engine for what is after those; ``out``: messages of that one that are being
+    queue of the engine for the requests after those; ``out``: messages of ``own`` that are being
     worked on; ``users``: objects of Scrapy's that use it."""
 
     __slots__ = ("few", "name", "out", "own", "users")
@@ -245,7 +245,7 @@ class Requests(shared.Shared):
                 return
         self.waiting.pop(waiting.name, None)
 
-    # -- what has waited for long ---------------------------------------------------------------
+    # -- requests that have waited for long -----------------------------------------------------
 
     def _keep_together(self) -> None:
         """Now and then, move the oldest messages where they keep too many segments."""

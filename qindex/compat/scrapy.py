@@ -99,7 +99,7 @@ class _Ledger:
         self._working[key] = weakref.ref(request, lambda _: gone.append(key)), popped
 
     def settle(self) -> None:
-        """Acknowledge what is done with. O(requests being worked on)."""
+        """Acknowledge the requests that are done. O(requests being worked on)."""
         done: list[int] = []
         while self._gone:
             done.append(self._gone.popleft())
@@ -278,7 +278,7 @@ class _RequestQueue:
             raise ClosedError(f"{self._use.store}: the queue {self._waiting.name!r} is closed")
 
     def close(self) -> None:
-        """Close. A queue that is empty goes when what was taken of it is done with."""
+        """Close. An empty queue is deleted when the requests taken from it are done."""
         if self._closed:
             return
         self._closed = True
@@ -291,7 +291,7 @@ class _RequestQueue:
 
 
 def _revived(crawler: Crawler, requests: Requests, popped: Popped, loads: _Loads) -> Request | None:
-    """Make a request of what was taken; ``None`` where that can't be: it is set aside then."""
+    """Make a request of a taken message; ``None`` if that fails: it is set aside then."""
     try:
         return _revive(popped.delivery.body, crawler.spider, loads)
     except Exception as error:
@@ -345,8 +345,8 @@ class MarshalLifoDiskQueue(MarshalFifoDiskQueue):
 class Scheduler(plain.Scheduler):
     """Scrapy's scheduler, that finds what a killed crawl has left.
 
-    Scrapy notes which queues there are (``active.json``) when a crawl is closed in order. Here
-    those that it did not note are found in the store, and it is told of them.
+    Scrapy notes which queues there are (``active.json``) when a crawl is closed in order. This
+    scheduler finds the other queues in the store, and tells Scrapy of them.
     """
 
     _use: _Use | None = None
@@ -403,7 +403,7 @@ class Scheduler(plain.Scheduler):
             self._use.ledger.follow(request, popped)
 
     def _retry(self, requests: Requests) -> None:
-        """Schedule what was set aside and can be revived now."""
+        """Schedule the requests that were set aside and can be revived now."""
         engine = requests.engine
         assert engine is not None
         assert self.crawler is not None
@@ -431,7 +431,7 @@ class Scheduler(plain.Scheduler):
             )
 
     def close(self, reason: str) -> Any:
-        """Close the queues; acknowledge what is done with."""
+        """Close the queues; acknowledge the requests that are done."""
         assert self.crawler is not None
         if self._use is not None and self._use.ledger is not None:
             self._use.ledger.settle()
@@ -446,7 +446,7 @@ class Scheduler(plain.Scheduler):
 class DupeFilter(RFPDupeFilter):
     """Scrapy's filter of requests by their fingerprints, which are kept in the store.
 
-    A fingerprint is written when the next one is asked for: by then its request is scheduled.
+    A fingerprint is written when Scrapy checks the next one: by then its request is scheduled.
     Without a JOBDIR it filters in memory, and it logs what Scrapy's own logs.
     """
 
@@ -489,7 +489,7 @@ class DupeFilter(RFPDupeFilter):
         self._unwritten.clear()
 
     def close(self, reason: str) -> None:
-        """Write what is left."""
+        """Write the remaining fingerprints."""
         self._write()
         if self._engine is not None:
             shared.release(self._engine)

@@ -18,11 +18,11 @@ from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 
 EXCEPTION = "x-exception"
-"""The header that says what was raised."""
+"""The header with the exception that was raised."""
 
 
 class UnreadableItemError(StoreError):
-    """An item can't be made of the bytes of a message; ``__cause__`` is what was raised.
+    """An item can't be made of the bytes of a message; ``__cause__`` is the exception raised.
 
     ``delivery``: the message; ``body``: its bytes. It is settled: ``dead_letter`` is the name of
     the queue in the same store that has it now, or ``None`` where it was only looked at.

@@ -114,7 +114,7 @@ def release(engine: qindex.Engine) -> None:
 
 
 def _see_to_others() -> None:
-    """See to what a handler gave back meanwhile: its caller is told nothing any more."""
+    """Close the engines that a handler gave back meanwhile. Errors are logged: no caller waits."""
     if not _given_back:
         return
     try:
@@ -142,7 +142,7 @@ def _see_to() -> None:
 
 
 def _count_one() -> tuple[str, _Use, qindex.Engine] | None:
-    """Count one that was given back; return its use where it was the last one. Lock held."""
+    """Count one engine that was given back; return its use if no user is left. Lock held."""
     if not _given_back:
         return None  # another thread has
     engine = _given_back.popleft()
@@ -189,8 +189,8 @@ def leave(engine: qindex.Engine, name: str, shared: Shared) -> bool:
 
 
 def is_inherited(engine: qindex.Engine) -> bool:
-    """Return whether this process is a forked child of the one that opened the engine: an object
-    that uses it closes without a change then."""
+    """Return whether this process is a forked child of the process that opened the engine. An
+    object that uses the engine closes without a change then."""
     return engine._lock.is_inherited()
 
 

@@ -6,9 +6,10 @@ The rules, which are the engine's promises:
   that are not;
 * a message whose ack returned is never delivered again: *back* counts those that are;
 * seq_ids rise with each publish, in each run the deliveries to each consumer rise, and the drain
-  gives each publisher's messages in the order it sent them: *disorder* counts what does not;
-* a body is what was published: *altered* counts others;
-* a seq_id stands for one message for ever: *repeated* counts those that do not.
+  gives each publisher's messages in the order it sent them: *disorder* counts messages that break
+  this;
+* a body equals the published body: *altered* counts others;
+* a seq_id names one message for ever: *repeated* counts seq_ids that name two.
 
 A call that was under way when its process died may have taken effect or not; both are right.
 """
@@ -90,7 +91,7 @@ class Books:
                 self.acked.add(message)
 
     def _name(self, seq: int, message: Message) -> None:
-        """A seq_id stands for one message, in all runs."""
+        """Count a seq_id that named another message before, in any run."""
         self.repeated += self.seqs.setdefault(seq, message) != message
 
     def balance(self, drained: Iterable[Drained]) -> Balance:

@@ -13,8 +13,8 @@
             A  ack returned
 
 A write of 16 bytes into a pipe is whole or not at all, and once it is made it survives the death
-of the writer. So the parent knows of every call that returned, but for the one that each thread
-was in, or had just returned from, when the process was killed.
+of the writer. So the parent knows of every call that returned. It may lack each thread's last call,
+which was under way or had just returned when the process was killed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ SMALL = (
 
 
 def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
-    """Return the rows of a file and what is wrong with it; ``None`` for a file of another kind.
+    """Return the rows and the findings of a file; ``None`` for a file of another kind.
 
     Raises :class:`StorageError` when it can't be read.
     """

@@ -74,7 +74,7 @@ def is_finished(data: bytes) -> bool:
 
 
 def change(result: Any, **values: Any) -> None:
-    """Change a result, which is frozen for those who get it."""
+    """Change a result, which is frozen for its users."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 

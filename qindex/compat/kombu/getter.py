@@ -79,7 +79,7 @@ class Inbox:
             return self._items.popleft() if self._items else None
 
     def close(self) -> list[Any]:
-        """Close it. Return what is in it."""
+        """Close it. Return its content."""
         with self._changed:
             self._is_closed = True
             left = list(self._items)

@@ -77,7 +77,7 @@ def due_of(headers: Mapping[str, Any]) -> datetime | None:
         try:
             eta = datetime.fromisoformat(eta)
         except ValueError:
-            return None  # The worker, which gets it at once, says what is wrong with it.
+            return None  # The worker, which gets it at once, reports the error.
     if not isinstance(eta, datetime):
         return None
     return eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)

@@ -186,9 +186,9 @@ class Owners:
     """The queues that expire, each with a message in the queue :data:`OWNERS`.
 
     The process that uses such a queue holds its message as a delivery. The message comes back when
-    that process ends, however it ends. :meth:`sweep` takes messages that nobody holds: it delays
-    one that it sees for the first time by the time that the queue may be unused, and removes the
-    queue the second time.
+    that process ends, however it ends. :meth:`sweep` takes messages that nobody holds. The first
+    time, it delays the message by the time that the queue may be unused. The second time, it
+    removes the queue.
     """
 
     def __init__(self, engine: SharedEngine, remove: Callable[[str], None]) -> None:
