@@ -236,7 +236,7 @@ class Engine:
                 if directory_name(self._vhost, checked_name(name), priority) == hashed:
                     self.queue(name)
             except (StoreError, OSError) as error:
-                # It is raised where this queue is asked for; the others can be used.
+                # The next call that opens this queue raises it; the other queues can be used.
                 _log.warning(
                     "%s: its messages expire once it is used: %s", resting.directory, error
                 )
@@ -273,7 +273,7 @@ class Engine:
         self._rest_again(parts.levels)
 
     def _rest_again(self, levels: Iterable[QueueParts]) -> None:
-        """Note what is known of directories whose files are closed."""
+        """Note the state of directories whose files are closed."""
         for level in levels:
             hashed = os.path.basename(level.state.index.directory)
             self._resting[hashed] = level.flusher.resting()
@@ -386,14 +386,14 @@ class Engine:
         next_seq: int = 0,
     ) -> QueueParts:
         """Open the directory of a queue, or of one priority of it; make it if there is none.
-        ``beside``: that of priority 0. ``next_seq``: the first seq_id of one that is made."""
+        ``beside``: that of priority 0. ``next_seq``: the first seq_id of a new directory."""
         fs = self._fs
         hashed = directory_name(self._vhost, raw, priority)
         path = os.path.join(self._queues_directory, hashed)
         resting = self._resting.get(hashed)
         if resting is None:
             if given["overflow"] is not None:
-                # Otherwise a call that is refused below would leave the queue behind.
+                # Otherwise a call that is refused below would leave a new queue.
                 NO_SETTINGS.changed(**given).check_overflow()
             resting, names = self._make(path, self._queue_name_file(raw, priority))
             if next_seq > resting.next_seq:
@@ -597,15 +597,15 @@ class Engine:
         return None
 
     def _resume(self, resting: RestingQueue, hashed: str) -> RestingQueue:
-        """Return what is known of a queue whose journal holds something, once it is sound. Raises
-        :class:`DamageError` for what is lost, once: asking again goes on with the rest."""
+        """Return the state of a queue whose journal is not empty, once the queue is sound. Raises
+        :class:`DamageError` for a loss, once: the next call goes on with the rest."""
         resting, findings = self._recovery.resume(resting)
         remedy = "the bytes are set aside; asking again goes on with the rest"
         self._take_note(resting, hashed, findings, remedy)
         return resting
 
     def _refuse_count(self, resting: RestingQueue, hashed: str, index: QueueIndex) -> None:
-        """Report a journal that is sound, and not the one that the clean close left. Raises
+        """Report a sound journal that differs from the one of the clean close. Raises
         :class:`DamageError` once, as :meth:`_resume`."""
         path = os.path.join(resting.directory, journal_format.FILE_NAME)
         what = (
@@ -622,8 +622,8 @@ class Engine:
     def _take_note(
         self, resting: RestingQueue, hashed: str, findings: list[Finding], remedy: str
     ) -> None:
-        """Keep what was found in a queue when it was asked for. Raises :class:`DamageError` for a
-        loss, unless the store is open for repair."""
+        """Keep the findings of opening a queue. Raises :class:`DamageError` for a loss, unless the
+        store is open for repair."""
         self._resting[hashed] = resting
         self.findings += findings
         self._messages.miscounted |= any(one.is_loss for one in findings)
@@ -680,7 +680,7 @@ class Engine:
         return list(self._awake.values())
 
     def _awake_parts(self) -> list[QueueParts]:
-        """Return what is in use of each directory."""
+        """Return the parts in use of every directory."""
         return [level for queue in self._awake_queues() for level in queue._parts.levels]
 
     def queue_names(self) -> list[str]:
@@ -1114,7 +1114,7 @@ class Engine:
                 self._stop_threads()
             raise
         finally:
-            # No function of ours is asked: a signal's handler may raise as one begins.
+            # No function of ours is called: a signal's handler may raise as it begins.
             if self._lock.refusal is not None:
                 try:
                     self._messages.close()

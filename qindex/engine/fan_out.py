@@ -32,7 +32,7 @@ def publish_to_all(
     try:
         for queue in queues:
             held.append(queue.room.ask([item], timeout, waits))
-        # A reference for each queue; those that have their entry are no longer in the list.
+        # A reference for each queue. A queue that has its entry is taken off the list.
         stored += first.store_records([item], len(queues)) * len(queues)
         for queue, expiry, one in zip(queues, expiries, held, strict=True):
             seq = _append(queue, item, message, expiry, persistent, one, waits)

@@ -30,7 +30,7 @@ class Housekeeper:
     journal, at rest or not; (B) when it asks, because its journal has more actions than
     ``max_journal_entries``: at once, when the burst of actions that it is in has ended, or when the
     journal has several times as many; (C) when the unflushed entries of all queues hold more than
-    ``budget`` bytes: then the one that holds most. It puts a queue to rest that has been idle for
+    ``budget`` bytes: then the queue that holds most. It puts a queue to rest that has been idle for
     ``rest_idle`` seconds, and others when too many are awake.
     """
 

@@ -1,8 +1,8 @@
 """Queues that are not in use rest: they have no open file, and take little memory.
 
 A queue is put to rest when it was idle for a while, or when more queues are in use than the engine
-may have files open for: then the one that was not used for longest, or nearly. The file of its
-journal is closed, and stays what it is. The state maps of its segments are packed or given back,
+may have files open for: then the queue that was not used for longest, or nearly. The file of its
+journal is closed, and stays as it is. The state maps of its segments are packed or given back,
 and the entries read ahead are forgotten. Counters stay, and so do the deliveries that consumers
 have. Nobody outside can see any of this: a call takes again what it needs of a queue at rest
 (:meth:`Journal.wake`, :meth:`QueueIndex.segment_of`), in the same lock that it takes anyway, so

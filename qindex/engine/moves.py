@@ -1,4 +1,4 @@
-"""Moves of messages to another queue, and what is left to do of transactions that are committed.
+"""Moves of messages to another queue, and the rest of the work of committed transactions.
 
 A move is a transaction (:mod:`qindex.engine.transactions`): some messages are published in the
 target, and as many are acknowledged in the source.
@@ -54,8 +54,8 @@ _MOST_PENDING = 1024
 
 
 class _Request:
-    """One call of :meth:`Moves.move`: which ``letters``, where to (``target``), what is ``left``,
-    and why (``error``)."""
+    """One call of :meth:`Moves.move`: its ``letters``, their ``target``, the letters ``left``, and
+    why they are left (``error``)."""
 
     __slots__ = ("error", "left", "letters", "source", "target")
 
@@ -132,7 +132,7 @@ class _Move:
 
 
 class _Round:
-    """Moves that are done together: one transaction. ``moves``: what is in its target."""
+    """Moves that are done together: one transaction. ``moves``: those already in their target."""
 
     __slots__ = ("log", "moves", "noted")
 
@@ -176,8 +176,8 @@ class _Pending:
 
 
 class Moves:
-    """All moves of one engine, and what is left to do of the transactions that are committed.
-    Thread-safe; no queue's lock may be held.
+    """All moves of one engine, and the rest of the work of committed transactions. Thread-safe; no
+    queue's lock may be held.
 
     ``queue_of`` gives a queue by its name. ``lock``: held for each move, and for each commit.
     """
@@ -266,7 +266,7 @@ class Moves:
             request.target.room.keep_within(waits)
 
     def _serve_all(self) -> None:
-        """Do what was asked for by now: one round of :attr:`_rounds`."""
+        """Do the moves requested by now: one round of :attr:`_rounds`."""
         requests = []
         while self._asked:
             requests.append(self._asked.popleft())
@@ -277,7 +277,7 @@ class Moves:
             self._server = None
 
     def _serve(self, requests: Sequence[_Request]) -> None:
-        """Do moves, those of a source together; notes in each what is left of it, and why."""
+        """Do moves, those of a source together. Notes in each request its letters left, and why."""
         by_source: dict[tuple[int, str | None, int], list[_Request]] = {}
         for one in requests:
             first = one.left[0] if one.left else None
@@ -310,8 +310,8 @@ class Moves:
             raise
 
     def _move_all(self, requests: Sequence[_Request], one_round: _Round) -> StoreError | None:
-        """Append what is left of these, all of one source, to their target; returns why anything
-        still is left."""
+        """Append the letters left of these requests, all of one source, to their target; returns
+        why any letter still is left."""
         source = requests[0].source
         left = [letter for one in requests for letter in one.left]
         name = (left[0].target if left else None) or source.target
@@ -500,7 +500,7 @@ class Moves:
         return bool(self._pending) or self.log.unsynced
 
     def settle(self) -> None:
-        """Do what is left of all moves and transactions."""
+        """Do the remaining work of all moves and transactions."""
         if self._pending or self._unsettled:
             with self.lock:
                 self._settle()
@@ -521,7 +521,7 @@ class Moves:
         self.log.end_all(settled)
 
     def _acknowledge(self) -> None:
-        """Acknowledge in the sources what is in their targets, durably."""
+        """Acknowledge in the sources the messages that are in their targets, durably."""
         for source, one in list(self._pending.items()):
             try:
                 source.end_moved(one.seqs)

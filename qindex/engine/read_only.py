@@ -92,7 +92,7 @@ class ReadOnlyQueue:
         self._engine._refuse()
 
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key. Reads the queue up to the last one that is returned."""
+        """Look at the messages with a key. Reads the queue up to the last message it returns."""
         return list(islice((one for one in self if one.key == key), max_messages))
 
     publish = _refuse

@@ -168,7 +168,7 @@ class TransactionLog:
         return StorageError(self._path, "a transaction can't be noted", error)
 
     def _sync_frame(self) -> None:
-        """Make what was stored durable, or refuse writes. Raises :class:`StorageError`."""
+        """Make the stored frame durable, or refuse writes. Raises :class:`StorageError`."""
         assert self._fd is not None
         try:
             self._fs.fdatasync(self._fd)
@@ -270,7 +270,7 @@ class TransactionLog:
             is_over = not self._live and self._poison.reason is None
             try:
                 if is_over:
-                    # An old state of it must not come back, and undo what was committed.
+                    # An old state of it must not come back, and undo a committed transaction.
                     fs.truncate(fd, 0)
                     fs.fdatasync(fd)
                     unlink_if_there(fs, self._path)

@@ -47,8 +47,8 @@ def finish_transactions(
     are directories of queues in which damage was found: missing messages may have been in them.
 
     Return the function that removes the file, to be called when the queues that were touched are
-    durable; None where there was no file. Raises :class:`StorageError`, :class:`OSError`. Damage,
-    which is added to ``findings``, is no error: the file is copied to quarantine.
+    durable; None where there was no file. Raises :class:`StorageError`, :class:`OSError`. Damage
+    is added to ``findings`` and not raised: the file is copied to quarantine.
     """
     path = os.path.join(directory, layout.TRANSACTIONS)
     old_path = os.path.join(directory, layout.MOVES)

@@ -7,8 +7,8 @@ readers (:data:`qindex.index.segment.PENDING`). What it acknowledges is marked a
 2. A frame with the acks is the *commit point* (:meth:`Transaction._commit`). It is written with the
    locks of all queues of the transaction held, when nothing else can fail.
 3. The messages become ready, the acks count, and the locks are released: nobody sees a part. The
-   acks reach the journals as those of moves do: after what was published is durable, many at a
-   time.
+   acks reach the journals as those of moves do: many at a time, after the published messages are
+   durable.
 
 After a crash, recovery (:mod:`qindex.engine.transaction_recovery`) drops what a
 transaction without its commit has published, and acknowledges what a committed one acknowledges.
@@ -388,8 +388,8 @@ class Transaction:
             raise
 
     def _commit(self) -> None:
-        """Commit: what was published can be delivered, and the deliveries are acknowledged. Raises
-        :class:`StoreError`; nothing has changed then, or writes are refused from now on."""
+        """Commit: the published messages can be delivered, and the deliveries are acknowledged.
+        Raises :class:`StoreError`. Nothing has changed then, or writes are refused from now on."""
         every, moves = self._all, self._all.moves
         targets: list[QueueState] = []
         for part in self._parts:

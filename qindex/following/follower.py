@@ -7,12 +7,12 @@ a :class:`qindex.following.gap.Gap`. A flush comes in between like this:
 1. The journal is read as it grows. When another file takes its name, the old one is read to its
    end: an open file stays there, and it is complete.
 2. Then the new journal's first publish, *F*, is looked for. All before F had been flushed when
-   this journal came, so what is between the last message given and F is in the segment files,
+   this journal came, so the messages between the last one given and F are in the segment files,
    or gone.
-3. A journal without any publish tells nothing. Then it is the segment files that do: when they
-   and the journal did not change while they were looked at, all is in them.
+3. A journal without any publish tells nothing. Then the segment files do: if they and the journal
+   did not change while they were looked at, all messages are in them.
 
-So as long as a follower is no more than one journal behind, it reads no segment file.
+So as long as a follower is at most one journal behind, it reads no segment file.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Follower:
         # Before this, gaps were there before the follower was; but for these segments' files.
         self._silent_below = 0
         self._at_start: set[int] = set()
-        # Segment files are to be read up to here; then comes what was read of the journal.
+        # Read segment files up to here; then come the records read of the journal.
         self._behind_until = 0
         self._held: Piece | None = None
         self._last_chance = False
@@ -193,7 +193,7 @@ class Follower:
         return False
 
     def _may_grow(self) -> bool:
-        """Return whether what is lined up is a gap that may go on in the next segment file."""
+        """Return whether only a gap is lined up that may go on in the next segment file."""
         is_gap = len(self._pieces) == 1 and isinstance(self._pieces[0], Gap)
         return is_gap and self._next < self._behind_until and self._failure is None
 
@@ -377,7 +377,7 @@ class Follower:
             self._take(piece)
 
     def _read_segment(self) -> None:
-        """Read what is still wanted of the next segment file."""
+        """Read the missing messages of the next segment file."""
         number = self._next // self._count
         piece = self._segments.publishes(number)
         if piece is None:
@@ -408,7 +408,7 @@ class Follower:
             self._pieces.append(Gap(first, stop, reason))
 
     def _take(self, piece: Piece, reason: str = GONE) -> None:
-        """Line up what is new of a piece, and the gaps before and in it."""
+        """Line up the new messages of a piece, and the gaps before and in it."""
         if len(piece) and piece.seqs[0] < self._next:
             piece = piece.take(piece.seqs >= self._next)
         for part in piece.parts() if len(piece) else []:

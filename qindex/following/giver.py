@@ -44,7 +44,7 @@ class Giver:
                 make_delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
             )
         rows = deque(zip(found.seqs, found.bodies, found.extras, strict=True))
-        # No generator: one that has raised is at its end, and what it had not given is lost.
+        # Not a generator: after it raises it is at its end, and its remaining messages are lost.
         return iter(partial(self._next, rows), None)
 
     def _next(self, rows: deque[tuple[int, bytes, int | Entry]]) -> Delivery | None:

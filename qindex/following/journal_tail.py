@@ -82,8 +82,8 @@ class JournalTail:
         self._wait_for_closing()
 
     def _let_go(self) -> None:
-        """Close the file. Of one that has been replaced the last to do so frees the pages, 20 ms
-        for 100 MB: a thread does that, and the next file is read meanwhile."""
+        """Close the file. The last process to close a replaced file frees its pages, 20 ms for
+        100 MB. So a thread closes it, and the next file is read meanwhile."""
         fd, self._fd = self._fd, -1
         read, self._position = self._position, 0
         self._inode = -1
@@ -161,8 +161,8 @@ class JournalTail:
         if not end or not self._has_same_start(data, walk):
             return None
         self._position += end
-        # The file is longer than what is written to it: a read of much more than there is copies
-        # zeros. So the next takes about twice what this one found.
+        # The file is longer than its written part: a read of much more than that copies zeros. So
+        # the next read takes about twice the bytes that this one found.
         self._size = min(max(_PROBE, 1 << (2 * end - 1).bit_length()), _MOST)
         return piece
 
@@ -172,7 +172,7 @@ class JournalTail:
         return data[0] & 0x80 == 0 and int.from_bytes(data[at : at + 4], "big") > len(data)
 
     def _has_same_start(self, data: bytes, walk: Walk) -> bool:
-        """Return whether what was read is of the journal that reading began with."""
+        """Return whether these bytes are of the journal that reading began with."""
         if self._position:
             return self._is_same()
         self._start = data[: PUBLISH_HEAD_SIZE if walk.kinds[0] < DELIVER else ACTION_SIZE]
@@ -182,7 +182,7 @@ class JournalTail:
         return False
 
     def unread(self) -> bytes:
-        """Return what is there and can't be read: some bytes of it, empty for none."""
+        """Return some of the bytes that are there and can't be read; empty if there are none."""
         return self._pread(_PROBE, self._position).rstrip(b"\0") if self._fd >= 0 else b""
 
     def skip_damage(self) -> Piece | None:

@@ -1,4 +1,4 @@
-"""Pieces of a queue as a follower reads them: columns of publish records, and what is in them."""
+"""Pieces of a queue as a follower reads them: columns of publish records, and their messages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read_plain_piece(piece: Piece) -> Piece | None:
 
 
 def sound_records(piece: Piece) -> Bools:
-    """Return which records are whole: of one that is being written, a part may be there.
+    """Return which records are whole: a record that is being written may be there in part.
 
     Shape ``(n,)``. An entry whose message is in the message store vouches for itself by its id.
     """

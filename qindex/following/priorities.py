@@ -1,7 +1,7 @@
 """Follow a priority queue: a follower for the directory of each priority.
 
-Each gives the messages of its priority in order. Of what has come by one look, the messages of a
-higher priority are given first.
+Each returns the messages of its priority in order. Among the messages that one look finds, those
+of a higher priority come first.
 """
 
 from __future__ import annotations

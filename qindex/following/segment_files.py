@@ -54,7 +54,7 @@ class SegmentFiles:
     def publishes(self, number: int) -> Piece | None:
         """Return all publish records of a segment, acknowledged or not; ``None`` when it is gone.
 
-        A file that a flush is writing is left out, and so is what is damaged beyond correction.
+        A file that a flush is writing is left out, and so are records damaged beyond correction.
         O(bytes of the file).
         """
         path = self._path(number)

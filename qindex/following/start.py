@@ -88,7 +88,7 @@ def _has_priorities(directory: str, queue: str, fs: FileSystem) -> bool:
         store = StoreReader(directory, fs)
         found = store.queue(queue).directories[0]
     except (StoreError, TypeError, AttributeError):
-        return False  # a follower says what is wrong
+        return False  # a follower reports the error
     return store.marker is not None and found.priority is not None and queue != found.directory
 
 

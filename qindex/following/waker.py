@@ -1,9 +1,9 @@
 """Waiting for news of a directory: polls, and file events where there are any.
 
 A publish is a store into a mapped file, of which no system sends events; so while there is news
-polls find it, each a few system calls. Events come of what is written with calls (checksums of
+polls find it, each a few system calls. Events come of writes made with calls (checksums of
 the journal now and then, batches, flushes, large messages): they wake a follower that has
-been idle so long that it polls seldom. They are asked for only then: a busy writer would
+been idle so long that it polls seldom. It requests them only then: a busy writer would
 send thousands in a second.
 """
 
