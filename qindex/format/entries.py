@@ -211,8 +211,8 @@ ones."""
 def read_one_by_one(
     data: ReadBuffer, payloads: I64, words: U64, read: Reader, *, verified: bool
 ) -> tuple[list[bytes], list[int | Entry]]:
-    """Read entries of any kind; as :func:`plain_entries`, the whole entry in place of the timestamp
-    of one that is not plain. About 4 us for one that is not for ``read``."""
+    """Read entries of any kind, as :func:`plain_entries`. An entry that is not plain is returned
+    whole in place of its timestamp. An entry that ``read`` does not know takes about 4 us."""
     bodies: list[bytes] = []
     extras: list[int | Entry] = []
     for payload, word in zip(payloads.tolist(), words.tolist(), strict=True):

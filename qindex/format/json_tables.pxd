@@ -49,12 +49,12 @@ cdef extern from *:
         }
         return json_put(to, "\\"}", 2);
     }
-    /* Moves `at` behind the value that stands there, in msgpack, and puts it down. False, as all of
-       these, where it is not told here, or there is no memory. */
+    /* Moves `at` past the msgpack value there, and puts the value down. False, as from all of these
+       functions, for a value that is not handled here, or if memory runs out. */
     static int json_value(
         json_text *to, const unsigned char **at, const unsigned char *end, int levels
     ) {
-        /* What a head says: the bytes of its number, or of the size behind it. */
+        /* What a head says: the bytes of its number, or of the size after it. */
         static const signed char widths[32] = {
             0, -1, 0, 0, 1, 2, 4, -1, -1, -1, 4, 8, 1, 2, 4, 8,
             1, 2, 4, 8, -1, -1, -1, -1, -1, 1, 2, 4, 2, 4, 2, 4,
@@ -106,7 +106,7 @@ cdef extern from *:
             if (each && !json_put(to, ", ", 2)) return 0;
             if (kind == MAP) {
                 Py_ssize_t key = to->size;
-                /* A text that does not begin with a dollar: another map is told in another way. */
+                /* The key must be a text without a leading dollar: other maps have another form. */
                 if (!json_value(to, at, end, 0) || to->data[key] != '"'
                     || to->data[key + 1] == '$' || !json_put(to, ": ", 2))
                     return 0;

@@ -26,8 +26,9 @@ def json_tables(data: ReadBuffer, starts: I64, ends: I64, /) -> JsonTables:
 
     The msgpack of both of each message is ``data[starts[i]:ends[i]]``. Returns the texts of all
     headers, and where each begins and the last one ends; the same of the properties; and a byte for
-    each message that is 1 where the texts are right. Where it is 0 they are empty: what is there is
-    no table, or (compiled) one of a rare kind, and :func:`qindex.format.entries.read_entry` tells.
+    each message that is 1 where the texts are right. Where it is 0 they are empty: the message has
+    no table there, or (compiled) a rare kind of table. :func:`qindex.format.entries.read_entry`
+    decodes it.
     Raises :class:`IndexError` for places outside of the data.
     """
     texts: tuple[list[bytes], list[bytes]] = ([], [])

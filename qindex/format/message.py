@@ -60,9 +60,9 @@ def message_of(
     properties: Mapping[str, Any] | None,
     timestamp: Nanoseconds,
 ) -> Message:
-    """Return the message of a body and its parts, or one that is given whole, with its own.
+    """Return the message of a body and its parts. A `body` that is a whole message has its own.
 
-    `timestamp` is for one without. Raises :class:`UsageError`.
+    `timestamp` is for a message without one. Raises :class:`UsageError`.
     """
     if not isinstance(body, Message):
         return Message(as_bytes(body), key, headers or {}, properties or {}, timestamp)

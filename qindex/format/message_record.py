@@ -185,7 +185,7 @@ def sealed_parts(msg_id: bytes, front: bytes, body: bytes) -> tuple[bytes, bytes
 
 
 def stored_is_sound(msg_id: bytes, record: bytes) -> bool:
-    """Return whether a record from the message store is what was written under ``msg_id``."""
+    """Return whether a record from the message store is as it was written under ``msg_id``."""
     at = CHECK_OFFSET
     if record[:at] != MAGIC or len(record) < PLAIN_HEAD_SIZE:
         return False

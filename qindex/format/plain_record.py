@@ -27,7 +27,8 @@ from qindex.format.message_record import (
 CHECK_START = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 CHECK_END = CHECK_START + 8
 SHORTEST_RUN = 64
-"""Fewer plain messages than these before one that is not plain are read with it."""
+"""A shorter run of plain messages is read together with the message after it, which is not plain.
+"""
 
 SIZES = struct.Struct(">QII")
 _MOST_BODY_HEAD = 5

@@ -41,7 +41,7 @@ def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
 
 
 def tails_of(middle: bytes) -> tuple[bytes, ...]:
-    """Return what is between the timestamp and a body, for short bodies by their size."""
+    """Return the bytes between the timestamp and a body, for short bodies by their size."""
     return tuple(middle + plain_body_head(size) for size in range(256))
 
 

@@ -1,4 +1,4 @@
-"""Read a journal or segment file and keep what is sound: one damaged place costs one record.
+"""Read a journal or segment file and keep the sound records: one damaged place costs one record.
 
 The walk of a file trusts its length fields; this module does not. Each publish record is held
 against its checksum, and where one fails, or the walk meets bytes that are not a record, the next
@@ -265,7 +265,7 @@ class _Reader:
             self._last_seq = int(walk.seqs[last])
 
     def _drop_from(self, offset: int) -> None:
-        """Take back what was kept that reaches after ``offset``: it was misread."""
+        """Take back the kept records that reach past ``offset``: they were misread."""
         first = offset
         for number, piece in enumerate(self._pieces):
             good = piece.offsets + piece.lengths <= offset
@@ -286,9 +286,9 @@ class _Reader:
         return True
 
     def _is_cut_short(self, offset: int) -> bool:
-        """Return whether all from here on is one append of a process that died meanwhile: what was
-        there by then does not count, whole records neither. Where the system died as well, sectors
-        may be missing instead."""
+        """Return whether all bytes from here on are one append of a process that died meanwhile.
+        Nothing of it counts, not even its whole records. If the system died as well, sectors may be
+        missing instead."""
         layout = self._layout
         if not layout.ids_vouch or layout.power_lost or offset < layout.complete:
             return False
@@ -373,8 +373,8 @@ class _Reader:
         return start, head + PAYLOAD.pack(*fields, length)
 
     def _frames_hold(self, start: int, stop: int) -> bool:
-        """Return whether only whole records follow, up to the end or a zero tail, none of
-        them one that a search for sound publish records would have found (those embed one)."""
+        """Return whether only whole records follow, up to the end or a zero tail. None of them may
+        embed a message record: a search for sound publish records would have found it."""
         if start > stop:
             return False
         while start < stop:
@@ -514,7 +514,8 @@ class _Reader:
         consequence: str = "",
         kind: Kind = Kind.RECORD,
     ) -> None:
-        # Only a patch of a record whose head was damaged says of what was there that it still is.
+        # All bytes before `complete` were there, so a finding among them is damage. A corrected
+        # record is the exception: it is still there.
         if cause is Cause.CRASH and kind is not Kind.CORRECTED and offset < self._layout.complete:
             cause, consequence = Cause.DAMAGE, self._most_lost(offset, offset + length)
         self._findings.append(Finding(self._path, offset, length, cause, what, consequence, kind))

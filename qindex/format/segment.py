@@ -14,7 +14,7 @@ checksum, integers big-endian::
     rel     14 bits: seq_id mod C
     p       the message is persistent
     next    the first such record of a rel says delivered, the second acknowledged; it must
-    step    stand after the publish record of the rel
+    step    come after the publish record of the rel
 
 Everything after the first two bytes of a publish record is as in the journal
 (:mod:`journal.format`). A file of zero bytes only counts as empty.

@@ -1,8 +1,7 @@
 """Read a segment file: walk its records, and stop where they stop making sense.
 
 As :mod:`journal.replay` does for journals: columns instead of objects, runs of publish records of
-one length taken at once, and no verdict on what is damaged (:mod:`qindex.index.segment_scan` gives
-it).
+one length taken at once, and no verdict on damage (:mod:`qindex.index.segment_scan` gives it).
 """
 
 from __future__ import annotations

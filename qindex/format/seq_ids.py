@@ -55,7 +55,7 @@ class SeqSlot(NamedTuple):
 
 @cache
 def short_boot_id(boot_id: bytes) -> bytes:
-    """Return the 16 bytes that stand for a run of the operating system."""
+    """Return the 16 bytes that identify a run of the operating system."""
     return xxh3_128_digest(boot_id)
 
 

@@ -170,7 +170,7 @@ def unpack_settings(data: bytes) -> QueueSettings:
 
 
 def differences(one: QueueSettings, other: QueueSettings) -> tuple[str, str]:
-    """Name what is different, as each of the two has it."""
+    """Name the settings that differ, as each of the two has them."""
     names = [
         item.name
         for item in fields(QueueSettings)

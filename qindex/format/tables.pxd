@@ -24,7 +24,7 @@ cdef extern from *:
         to->size += size;
         return 1;
     }
-    /* A byte, and the lowest `width` bytes of a number behind it, the highest of them first. */
+    /* A byte, and the lowest `width` bytes of a number after it, the highest of them first. */
     static inline int tables_head(tables_packed *to, int tag, uint64_t number, int width) {
         char head[9];
         int at;

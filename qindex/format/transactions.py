@@ -173,7 +173,7 @@ def frames_of(data: bytes, numbers: Container[int]) -> bytes:
 
 
 def read_transactions(data: bytes) -> tuple[dict[int, Noted], list[int]]:
-    """Return what is noted of each transaction, by its number, and the offsets of damaged frames.
+    """Return the notes of each transaction, by its number, and the offsets of damaged frames.
 
     Where there are any, transactions without a commit have a ``boot`` that is empty.
     """

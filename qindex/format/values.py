@@ -99,7 +99,7 @@ _NAMED = {
     "unsafe-pickle": Coder("application/x-python-pickle", pickle.dumps, pickle.loads),
 }
 _KNOWN = {one.content_type: one for name, one in _NAMED.items() if name != "unsafe-pickle"}
-"""The coders of this process. Others are added when a queue is asked for with them."""
+"""The coders of this process. Opening a queue with another coder adds it."""
 
 
 def coder_of(serializer: str | Serializer) -> Coder:
@@ -167,7 +167,7 @@ def value_as(message: Message, kind: type[T]) -> T:
 
 
 def _faults(error: Exception) -> str:
-    """Say in a line what is wrong with a value: of pydantic's errors, each field and its fault."""
+    """Describe in a line the faults of a value: of pydantic's errors, each field and its fault."""
     if not hasattr(error, "errors"):
         return str(error)
     return "; ".join(

@@ -60,7 +60,7 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
         try:
             if not unacked[segment.number]:
                 # An earlier try of this flush, which failed later on, may have removed the file,
-                # or have made one that the index does not know.
+                # or have made a file that the index does not know.
                 gone = segment_file.delete(fs, plan.directory, segment.number)
                 names_changed |= gone or segment.file_size > 0
                 segment.deleted = True

@@ -43,7 +43,7 @@ FEW = 24
 """Entries up to this number are read one by one."""
 _WINDOW_BYTES = 1 << 20
 _KEPT_BYTES = 8 << 20
-"""The bytes of the segment that is being read are kept, once scanned, when they are no more."""
+"""The bytes of the segment being read are kept, once scanned, if they are at most this many."""
 _SIZE_AT = journal_format.PAYLOAD_SIZE - 8
 """Where in a payload the size of the body is: before that of the embedded record."""
 _EMBEDDED_AT = journal_format.PAYLOAD_SIZE - 4
@@ -84,7 +84,7 @@ class IndexReader:
         self.findings: list[Finding] = []
         self.positions: array[int] = array("q")
         self.positions_base: int = next_seq
-        # That of the messages whose timestamps stand for all there is beside their bodies.
+        # The middle of the messages that need only a timestamp beside their bodies.
         self.middle: bytes = NOTHING
         self.lost_entries: bool = False
         self.damaged: bool = False
@@ -543,7 +543,7 @@ def _window(spans: I64) -> int:
 
 
 def _gone(segment: Segment, rels: I64) -> tuple[Window, int]:
-    """Return what is read of one entry whose record is no longer found in its file."""
+    """Return the window of one entry whose record is not found in its file any more."""
     seqs = rels + segment.base
     states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
     entry = Entry(bytes(16), 0, 0, None, damage="its record is no longer found in the file")

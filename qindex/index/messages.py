@@ -33,8 +33,8 @@ TRANSIENT_DIRECTORY = "msg_store_transient"
 
 
 def check_record(msg_id: bytes, record: bytes) -> str | None:
-    """Return why a record from the message store is not what was written under ``msg_id``, or
-    ``None`` when it is."""
+    """Return the fault of a record that was written to the message store under ``msg_id``, or
+    ``None`` if it is sound."""
     if record[:1] == record_format.MAGIC[:1]:
         if record_format.stored_is_sound(msg_id, record):
             return None
@@ -50,7 +50,7 @@ class Messages:
     """The message store of one engine. Thread-safe.
 
     ``references`` (message id -> how many index entries) and no ``snapshot``: the files are
-    scanned; ``missing`` then has the ids without a sound record, ``findings`` what was met.
+    scanned; ``missing`` then has the ids without a sound record, ``findings`` the problems.
     ``verify``: the records are read, too (see :meth:`msgstore.MessageStore.open`).
     Raises as :meth:`msgstore.MessageStore.open`.
     """
@@ -219,7 +219,7 @@ class Messages:
         return self._opened is not None and self._opened.is_syncing_here()
 
     def compact(self) -> CompactionReport | None:
-        """Reclaim what can be reclaimed now; ``None`` where there is no store."""
+        """Reclaim all space that can be reclaimed now; ``None`` if there is no store."""
         return None if self._opened is None else self._opened.compact()
 
     def stats(self) -> StoreStats | None:
@@ -227,7 +227,7 @@ class Messages:
         return None if self._opened is None else self._opened.stats()
 
     def is_this_thread(self) -> bool:
-        """Return whether the calling thread is one that reclaims in the background."""
+        """Return whether the calling thread is the background compaction thread."""
         return self._opened is not None and self._opened.is_compaction_thread()
 
     def rest(self) -> None:

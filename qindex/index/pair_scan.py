@@ -1,10 +1,10 @@
 """The entries of a classic queue of version 2: ``K.qi`` says which there are, ``K.qs`` has the
 small messages, and the store that all queues share has the others.
 
-An entry counts as a node would take it at its next start. Of one that a node would not get over
-(it stops there, or drops the segment) what is sound is given, and what is wrong is a finding. A
-message of ``K.qs`` is sound when its size is the one that the index says and its checksum holds;
-where a node was told to write none, its term has to decode.
+An entry counts as a node would take it at its next start. An entry may be too damaged for a node,
+which stops there or drops the segment. Then its sound parts are returned, and the damage is a
+finding. A message of ``K.qs`` is sound if its size equals the size in the index and its checksum
+holds; if the node was set to write no checksums, its term has to decode.
 
 After a kill, an entry may name a message that was never written, or is gone since: its
 acknowledgement had not reached the index. A node drops it without a word; so does a reader here,
@@ -462,8 +462,8 @@ class _Reading:
     # -- messages without a slot ----------------------------------------------------------------
 
     def _rescue(self, pair: Pair, entries: _Entries, store: bytes) -> None:
-        """Take in the messages after the last one that a slot names, if slots are missing: there
-        are fewer than messages, or the index ends inside one."""
+        """Take in the messages after the last message that a slot names, if slots are missing:
+        there are fewer than messages, or the index ends inside one."""
         size = len(self.data)
         slots = max(size - HEADER_SIZE, 0) // ENTRY_SIZE
         torn = size < HEADER_SIZE or (size - HEADER_SIZE) % ENTRY_SIZE != 0

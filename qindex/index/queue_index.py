@@ -2,8 +2,8 @@
 
 It alone holds the state maps, the positions, the counters and the journal. Each verb is written
 once: *append, deliver, acknowledge, requeue, drop, purge*, and *begin, undo and end of a move* to
-another queue, *hold and release* of a delayed entry, *pend and admit* of one that a transaction
-has published. Two rules make it easy to believe:
+another queue, *hold and release* of a delayed entry, *pend and admit* of an entry that a
+transaction has published. Two rules make it easy to believe:
 
 1. The commit of a verb is its store into the journal. Everything that can fail comes before it; the
    step in memory after it does not fail.
@@ -306,7 +306,7 @@ class QueueIndex(IndexReader):
         return len(fresh)
 
     def handed_out(self) -> None:
-        """Take note that what was delivered last is with its consumer."""
+        """Mark the last delivery as handed to its consumer."""
         self.handing_one = -1
         self.handing = _NONE
         self.changing -= 1

@@ -185,7 +185,7 @@ class ReadAhead:
         self.at = 0
 
     def put_off(self) -> None:
-        """Let the window end here, for a delayed message may come before what is left of it."""
+        """Let the window end here, for a delayed message may come before the rest of it."""
         left = len(self.window.bodies) - self.at
         if self.rest is not None:
             self.rest_at -= left
@@ -236,8 +236,8 @@ class ReadAhead:
             self.next_fetch = first
 
     def take_returned(self) -> tuple[int, bytes, int | Entry]:
-        """Take the message that is staged, or the first one that was given back: seq_id, body, and
-        timestamp or entry."""
+        """Take the staged message, or the first message given back: seq_id, body, and timestamp or
+        entry."""
         if self.staged is not None:
             staged, self.staged = self.staged, None
             return staged
@@ -271,8 +271,8 @@ class ReadAhead:
             self.at += 1
 
     def rewind(self) -> None:
-        """Forget what was read and not delivered, and what was given back: read again, it is the
-        same, in the same order."""
+        """Forget the messages that were read and not delivered, and those given back. A new read
+        returns the same messages in the same order."""
         first = self._first_unread()
         self.forget(min(first, self.returned[0]) if self.returned else first)
 

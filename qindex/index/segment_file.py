@@ -1,7 +1,7 @@
 """Segment files: ``K.idx``, to which records are appended (:mod:`qindex.format.segment`), with a
 file of checksums beside it.
 
-A flush (:mod:`qindex.index.flush`) decides what is to be in a segment; these functions read it and
+A flush (:mod:`qindex.index.flush`) decides the content of a segment; these functions read and
 write it. All of them raise :class:`OSError`.
 """
 
@@ -88,7 +88,7 @@ def scan_file(
     complete = healed.end if at_rest else 0
     ahead = power_lost and healed.end > len(healed.data) and not at_rest
     if ahead or (healed.torn and data is None):
-        # Both files are written anew: what is appended next must not be held against these.
+        # Both files are written anew: these sums must not be held against the next append.
         what, lost = "the checksums are not those of the file", "nothing is lost"
         findings.append(Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED))
     if data is not None and complete > len(data) and size_of(fs, path) > len(data):

@@ -1,4 +1,4 @@
-"""Scan the bytes of a segment file: the state that it gives each entry, and what is damaged in it.
+"""Scan the bytes of a segment file: the state that it gives each entry, and the damage in it.
 
 Nothing is written here.
 """

@@ -63,13 +63,13 @@ class SeqFile:
     @property
     def power_lost(self) -> bool:
         """Whether the queue was last written to, for all we know, in a run of the operating system
-        that has ended: then what was not synced may be lost."""
+        that has ended: then writes that were not synced may be lost."""
         return bool(self.reserved) and not self.same_run
 
     def next_after_crash(self, seen: int) -> int:
         """Return the first seq_id that was certainly never given out; ``seen``: one above the
-        highest that recovery found. In the same run of the operating system nothing that was
-        written is lost, so the floor and what was seen tell; else only the reservation does."""
+        highest that recovery found. In the same run of the operating system no write is lost, so
+        the floor and ``seen`` decide; else only the reservation does."""
         return max(self._floor if self._floor >= 0 else self.reserved, seen)
 
     def reserve(self, needed: int) -> None:
@@ -89,7 +89,7 @@ class SeqFile:
 
     def _put(self, slot: SeqSlot, numbers: Iterable[int], *, durable: bool) -> None:
         fs = self._fs
-        # Each kind of write takes its oldest slot, and never the one that counts.
+        # Each kind of write takes its oldest slot, and never the newest, which counts.
         number = min(numbers, key=self._age)
         syncing = False
         try:

@@ -194,8 +194,8 @@ def _name(what: str, text: object) -> bytes:
 
 
 def _unchanged(message: Message, source: RabbitMessage) -> bool:
-    """Whether headers and properties still are what ``source`` says (they can be changed in
-    place, so what was once read is not a witness). The exchange is elsewhere in a record."""
+    """Return whether headers and properties still equal those of ``source``. They can be changed in
+    place, so earlier copies prove nothing. The exchange is elsewhere in a record."""
     fresh = message_of(source)
     then, now = dict(fresh.properties), dict(message.properties)
     then.pop("exchange", None)

@@ -13,7 +13,7 @@ One external term (:mod:`qindex.format.rabbitmq.term_format`)::
                 ApplicationProperties, Data, Footer}, decoded)
     mc_mqtt    {mqtt_msg, Retain, Qos, Topic, Dup, PacketId, Payload, Props, Timestamp}
 
-The annotations are what the broker adds to, or takes from, what the client sent: ``d`` absent
+The annotations are what the broker adds to, or takes from, the client's message: ``d`` absent
 means persistent, ``deaths`` becomes the header ``x-death``, a key that starts with ``x-`` becomes
 a header of that name. There is no virtual host inside.
 

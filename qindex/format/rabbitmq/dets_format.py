@@ -109,7 +109,8 @@ def _check_header(data: bytes) -> tuple[int, bool]:
 
 
 def _live_collections(data: bytes, slots: int, problems: list[str]) -> Iterator[tuple[int, int]]:
-    """Positions of the objects of each used slot: ``(start, end)`` behind the collection's head."""
+    """Yield the positions of the objects of each used slot: ``(start, end)`` after the collection's
+    head."""
     size = len(data)
     seen = 0
     for part in _pointers(data, _PARTS_AT, _PARTS):

@@ -162,7 +162,8 @@ def decode_usual(record: bytes) -> RabbitMessage | None:
 
 
 def _usual_binaries(record: bytes, pos: int) -> tuple[list[bytes], int]:
-    """The binaries of a list at ``pos`` and the offset of its tail, or of what is wrong there."""
+    """Return the binaries of a list at ``pos``, and the offset of its tail. The offset is the end
+    of the record if the list is not sound."""
     binaries: list[bytes] = []
     if not record.startswith(_LIST, pos):
         return binaries, len(record)

@@ -12,7 +12,7 @@ cleanly since::
 A queue of version 2 has ``{v2_index_state, {2, #{SegmentNumber => Unacked}}}`` in place of
 ``segments``; one being converted may have both. A node of 4.3 has, in place of
 ``next_deliver_seq_id``, ``{redeliver_seq_id, N}`` and ``{delivery_count, #{SeqId => Count}}``:
-redelivered is what is below the one or is in the other.
+a message is redelivered if its seq_id is below the former or in the latter.
 """
 
 from __future__ import annotations

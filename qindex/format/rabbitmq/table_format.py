@@ -22,8 +22,8 @@ As an Erlang term a table is ``[{<<"name">>, type, Value}, ...]`` and an array i
 
 A value keeps its type here: it is a :class:`Field` of tag and value.
 
-Sources: AMQP 0-9-1 specification 4.2.5; which tags and signs are in real use is told by
-RabbitMQ's errata page and its 3.10 parser.
+Sources: AMQP 0-9-1 specification 4.2.5. RabbitMQ's errata page and its 3.10 parser tell which tags
+and signs are in real use.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _plain(one: Field) -> Any:
 
 
 def table_of_term(value: Term, depth: int = 1) -> Table:
-    """The table that an Erlang term stands for. Raises :class:`PropertiesError`."""
+    """Return the table that an Erlang term encodes. Raises :class:`PropertiesError`."""
     if type(value) is not list:
         raise PropertiesError("a table is no list")
     fields: list[tuple[str, Field]] = []
@@ -332,7 +332,7 @@ def table_of_term(value: Term, depth: int = 1) -> Table:
 
 
 def shortstr_of_term(value: Term) -> str:
-    """The short string that an Erlang binary or charlist stands for."""
+    """Return the short string that an Erlang binary or charlist encodes."""
     raw = _bytes_of_term(value)
     if len(raw) > 255:
         raise PropertiesError(f"a short string has {len(raw)} bytes, more than 255")
@@ -370,7 +370,7 @@ def _field_of_term(kind: Term, value: Term, depth: int) -> Field:
     if tag == "D":
         if type(value) is not tuple or len(value) != 2:
             raise PropertiesError("a decimal is no {Scale, Integer}")
-        # A node reads the 32 bits unsigned; the clients, who wrote them, mean a signed number.
+        # A node reads the 32 bits unsigned; the clients that wrote them mean a signed number.
         if type(value[1]) is int and 1 << 31 <= value[1] < 1 << 32:
             value = (value[0], value[1] - (1 << 32))
     elif tag in "fd" and type(value) is int:

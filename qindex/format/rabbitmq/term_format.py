@@ -90,7 +90,7 @@ _MAX_ATOM: Final = 255  # characters; Erlang's own limit
 _FREE_SIZE: Final = 256 * 1024
 _MAX_ZLIB_RATIO: Final = 16
 """A compressed term may have ``_FREE_SIZE`` bytes, and so many for each compressed one: deflate
-makes a thousand of one, and each may stand for a list. (A node compresses none of its terms.)"""
+makes a thousand of one, and each may be a list. (A node compresses none of its terms.)"""
 
 _U16 = Struct(">H")
 _I32 = Struct(">i")
