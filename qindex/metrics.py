@@ -41,7 +41,7 @@ One = TypeVar("One")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: ``suffix`` behind the family's name, labels, value."""
+    """One line: ``suffix`` after the family's name, labels, value."""
 
     suffix: str
     labels: Mapping[str, str]
@@ -195,7 +195,7 @@ def _priorities(queues: Sequence[tuple[Mapping[str, str], QueueStats]]) -> list[
 
 
 def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
-    """Return what is set; a setting that no queue has is left out."""
+    """Return the settings of the queues; a setting that no queue has is left out."""
     rows = [(_labels(name), one) for name, one in queues]
     return [one for one in table("qindex_queue_", _SETTINGS, rows) if one.samples]
 

@@ -37,11 +37,11 @@ _BY_CONSUMERS = ("rejected", "limit")
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message that is to leave its queue. ``persistent``: as it was published. ``cause``: what
-    its consumer said as it rejected it. ``target``: the queue that its consumer moves it to, as it
-    is, and ``due``: when it is due there, in microseconds since 1970, 0 for at once; None: it goes
-    to the dead-letter queue, with headers that tell why. ``base``: what is before ``seq_id`` in
-    the seq_id that users know."""
+    """One message that is to leave its queue. ``persistent``: as it was published. ``cause``: the
+    reason that its consumer gave for rejecting it. ``target``: the queue that its consumer moves it
+    to, as it is, and ``due``: when it is due there, in microseconds since 1970, 0 for at once;
+    None: it goes to the dead-letter queue, with headers that tell why. ``base``: added to
+    ``seq_id`` it makes the seq_id that users know."""
 
     seq_id: int
     message: Message
@@ -57,7 +57,7 @@ def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what the headers tell; a publisher may have put anything there."""
     found = headers.get(DEATHS)
     if found is None:
-        return []  # this is its first death, as a rule: whoever waits for room is asked each time
+        return []  # its first death, as a rule: this runs for each message that waits for room
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return []
     return [dict(one) for one in found if isinstance(one, Mapping)]

@@ -67,7 +67,7 @@ class Mover(Protocol):
         """
 
     def settle(self) -> None:
-        """Do what is left of all moves."""
+        """Do the remaining work of all moves."""
 
 
 class DeadLetters:
@@ -296,8 +296,8 @@ class DeadLetters:
         self.move_waiting(True, again=True)
 
     def _move_next(self) -> bool:
-        """Move what waits in memory, or the next of what was postponed; false when nothing is
-        left, or that failed."""
+        """Move the letters that wait in memory, or the next postponed ones. False if none are left,
+        or if the move failed."""
         state = self.state
         with state.lock.anyway:
             letters, self.waiting = self.waiting, []
@@ -371,8 +371,8 @@ class DeadLetters:
     def _recall(self) -> list[Letter]:
         """Read the next of the messages that were postponed again, as letters. Lock held.
 
-        One that can't be read is set aside and dropped, as one that is about to be delivered is.
-        Raises :class:`StorageError`; what was not read is still postponed then.
+        An unreadable message is set aside and dropped, as an unreadable message is on delivery.
+        Raises :class:`StorageError`; messages that were not read are still postponed then.
         """
         postponed = self._postponed
         wanted = postponed.first(MOST_WAITING)

@@ -270,7 +270,7 @@ class DueTimes:
             ahead.staged = None
 
     def on_alarm(self) -> None:
-        """Wake consumers for what is due. The engine's timer calls it."""
+        """Wake consumers for due messages. The engine's timer calls it."""
         state = self._state
         with state.lock, state:
             self._alarm_at = 0
@@ -283,7 +283,7 @@ class DueTimes:
         if due:
             self._alarm_at = due
             left = max(due - now_us(), 0) / 1e6
-            # A clock that stood still while the machine slept is asked again soon enough.
+            # A clock that stood still while the machine slept is read again soon enough.
             self._state.alarm.set(self, monotonic() + min(left, _LONGEST_SLEEP))
 
     # -- the file -------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class DueTimes:
             dues = np.concatenate((dues, fresh_dues[fresh]))
         held = index.hold_many(seqs)
         out = ~held & index.are_there(seqs)  # with consumers
-        # Where a call was cut short, the file may lack what is with consumers.
+        # If a call was cut short, the file may lack the messages that are with consumers.
         noted = dict(zip(seqs[out].tolist(), dues[out].tolist(), strict=True))
         self.dues = {**noted, **self._out()}
         self._waiting = _join(seqs[held], dues[held])

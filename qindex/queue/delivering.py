@@ -210,7 +210,7 @@ class Deliverer:
             raise owed
         while ahead.is_empty():
             if index.dirty > self._flusher.max_dirty:
-                # Deliveries count too; a flush may let others in, who fill the window.
+                # Deliveries count too. A flush may let other threads in, which fill the window.
                 self._flusher.flush_due(waits)
                 state.resume()
                 if not ahead.is_empty():
@@ -247,7 +247,7 @@ class Deliverer:
         if not ahead.go_on():
             window, ahead.next_fetch = index.fetch(ahead.next_fetch, most)
             if window is not None:
-                window.room = 0  # what is published next may come after a delayed message
+                window.room = 0  # the next published message may come after a delayed one
                 ahead.take(window, ahead.next_fetch)
         later.bring()
         due = later.first_due()
@@ -261,7 +261,7 @@ class Deliverer:
         return not ahead.is_empty()
 
     def _stage(self, later: DueTimes) -> None:
-        """Let a message that is due come before the first one that was given back, if it does."""
+        """Stage a due message before the first message given back, if it comes before that."""
         ahead = self._state.index.ahead
         if ahead.returned and ahead.staged is None:
             later.bring()
@@ -618,7 +618,8 @@ class Deliverer:
                     warn_of_full_prefetch(state.name, [one.seq_id for one in given])
 
     def wake_consumers(self) -> None:
-        """Let all who wait for a message, or for an ack, look whether they were stopped."""
+        """Wake all threads that wait for a message or for an ack, to check whether they were
+        stopped."""
         state = self._state
         try:
             if state.lock.is_mine():

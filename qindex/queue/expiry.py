@@ -1,7 +1,7 @@
 """Expiry by a timer: messages whose time is up leave the head of a queue without a consumer.
 
-A message that expires after one that does not leaves when it gets to the head. While there may be
-such messages, or some are with consumers, the timer looks at the head once a second. A queue
+A message with a ttl, after a message without one, leaves when it gets to the head. While there may
+be such messages, or some are with consumers, the timer looks at the head once a second. A queue
 without a ttl pays nothing.
 """
 

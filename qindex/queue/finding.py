@@ -1,7 +1,7 @@
 """Finding messages of one queue by their keys.
 
-The index is made as it is asked for: each call reads the entries that were published since the last
-one, so that each entry is read once. A queue whose messages nobody looks for pays nothing.
+The index grows with each lookup: it reads the entries that were published since the last lookup, so
+that each entry is read once. A queue whose messages nobody looks for pays nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Finder:
         return index.state_of(seq)
 
     def _catch_up(self) -> None:
-        """Take in what was published since the last call."""
+        """Take in the messages published since the last call."""
         index = self._state.index
         if index.next_seq - self._start <= _FEW and self._start >= index.tail.base:
             for seq in range(self._start, index.next_seq):

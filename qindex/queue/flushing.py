@@ -67,7 +67,8 @@ class Flusher:
     # -- when -----------------------------------------------------------------------------------
 
     def tick(self, waits: bool) -> None:
-        """Once in a while: take checksums of what was appended, see if a flush is due; locked.
+        """Take checksums of the appended bytes, and see if a flush is due. Called once in a while,
+        with the lock held.
 
         ``waits``: whether the caller may wait for a flush; the thread of an event loop may not.
         """
@@ -91,7 +92,7 @@ class Flusher:
         It reads, packs and writes in some ten steps a segment. Each step has to wait for the
         interpreter's lock, which a busy thread releases every 5 ms only: without this the flush
         would fall behind, until all calls wait for it. An event loop, too, can spare as long as
-        some ten publishes take. Lock held; not while it stands back.
+        some ten publishes take. Lock held, but released during the pause.
         """
         self._ticks += 1
         if self._ticks % _TICKS:
@@ -120,7 +121,7 @@ class Flusher:
     def flush_due(self, waits: bool) -> None:
         """See to a flush: the journal has more actions than it may. Lock held.
 
-        The caller's action stands; a flush that fails is logged, and the next one tries again.
+        The caller's action is done. A flush that fails is logged, and the next one tries again.
         """
         state = self.state
         index = state.index
@@ -355,7 +356,7 @@ def close_together(flushers: Sequence[Flusher]) -> None:
     with state.lock.anyway:
         if state.lock.refusal is not None:
             return
-        # This comes first: else those who fill the journal would start one flush after the other.
+        # This comes first. Otherwise callers that fill the journal would start flush after flush.
         state.lock.refuse(ClosedError, f"queue {state.name!r} is closed")
         for one in flushers:
             one.state.notify_all()

@@ -30,7 +30,7 @@ class Limits:
         return self._exceeds(count, size)
 
     def fits(self, ready: int, count: int, size: int) -> bool:
-        """Return whether there is room for so much beside what is ``ready``."""
+        """Return whether there is room for so much beside the ``ready`` messages."""
         return not self._exceeds(ready + self._taken + count, self.bytes + self._taken_bytes + size)
 
     def is_over(self, ready: int) -> bool:

@@ -97,8 +97,9 @@ class Outstanding:
             raise self.not_ours(delivery)
 
     def is_out(self, seq_id: int, taken: int | None = None) -> bool:
-        """Return whether an entry is still with a consumer: the one that took it with a batch when
-        ``taken`` messages had been given back. No lock is needed."""
+        """Return whether an entry is still with a consumer. With ``taken``, whether it is still
+        with the consumer that took it in a batch when ``taken`` messages had been given back. No
+        lock is needed."""
         # Nothing is loaded or made here: a segment that is not in memory has nothing with a
         # consumer.
         state = self.state

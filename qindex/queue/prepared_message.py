@@ -1,4 +1,4 @@
-"""Messages that are ready to be appended, and those who take note of an append."""
+"""Messages that are ready to be appended, and the objects that take note of an append."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A priority queue: several levels behind the parts that its users know.
+"""A priority queue: several levels under the parts that its users know.
 
 Each level is a queue of its own on disk, with an index, a journal and due times of its own. All
 levels share one lock, the bells and the limits (:class:`qindex.queue.state.QueueState`). The parts
@@ -42,9 +42,9 @@ from qindex.queue.wake_ups import has_time
 class PriorityParts(QueueParts):
     """The parts of a priority queue.
 
-    ``made``: its levels by priority; there is one for priority 0. ``make``: makes the level of a
-    priority that there is none for, or gives the one that another thread has made meanwhile. It
-    takes the engine's lock.
+    ``made``: its levels by priority; there is one for priority 0. ``make``: makes the missing level
+    of a priority, or returns the level that another thread has made meanwhile. It takes the
+    engine's lock.
     """
 
     __slots__ = ("_by_priority", "_levels", "_make")
@@ -465,7 +465,7 @@ class PriorityDeliverer(Deliverer):
         for level in self.levels:
             state = level._state
             index = state.index
-            # The level of priority 0 is asked in any case: it says so if the queue is closed.
+            # Try the level of priority 0 in any case: it raises if the queue is closed.
             if index.has_any() or not state.base or level._owed is not None or index.changing:
                 given = level.get(0, lease, waits)
                 if given is not None:
@@ -499,7 +499,7 @@ class PriorityDeliverer(Deliverer):
         count = 0
         for level in self.levels:
             state = level._state
-            # As for one message, the level of priority 0 is asked in any case.
+            # As for one message, try the level of priority 0 in any case.
             if state.base and not (state.index.has_any() or level._owed or state.index.changing):
                 continue
             if parts and count == most:
@@ -570,7 +570,7 @@ class PrioritySettler(Settler):
         self._parts = parts
 
     def _of(self, delivery: Delivery) -> Settler:
-        """Return the level of a delivery; for what is none, one that says so."""
+        """Return the level of a delivery. For another object, a level that raises its error."""
         seq_id = getattr(delivery, "seq_id", 0)
         return (self._parts.level_at(seq_id) or self._parts.level(0)).settler
 
@@ -759,7 +759,7 @@ class PriorityRoom(Room):
         return any(level.letters.stuck for level in self._levels)
 
     def move_letters(self, waits: bool) -> None:
-        """Move what was dropped to the dead-letter queue. No lock is held."""
+        """Move the dropped messages to the dead-letter queue. No lock is held."""
         for level in self._levels:
             level.letters.move_waiting(waits)
 

@@ -295,8 +295,8 @@ class Producer:
         until: Until,
         waits: bool,
     ) -> int:
-        """Publish a message, as :meth:`publish`, of which ``notes`` are taken. They see to the
-        delay of one that is ``due`` later, and to its durability."""
+        """Publish a message, as :meth:`publish`, and take ``notes`` of it. They delay a message
+        that is ``due`` later, and make it durable."""
         refuse_without_key(unique, window, until)
         if due:
             with self.state.lock, self.state as state:
@@ -754,8 +754,8 @@ class Producer:
         return given
 
     def check_message(self, message: Message, *, any_depth: bool = False) -> None:
-        """Raise :class:`UsageError` for a message that can't be right; `any_depth` is for one that
-        was published before there was a limit."""
+        """Raise :class:`UsageError` for a message that can't be right. `any_depth` is for a message
+        that was published before there was a limit."""
         _check_message(message, any_depth)
         self.state.check_size(len(message.body))
 
@@ -771,7 +771,7 @@ class Producer:
 
 
 class _Both(Notes):
-    """Two who take note of one append."""
+    """Two objects that take note of one append."""
 
     def __init__(self, first: Notes, second: Notes) -> None:
         self._first = first

@@ -38,7 +38,7 @@ class Opener(Protocol):
 class Queue:
     """One durable queue, first in, first out. Made by :meth:`qindex.engine.engine.Engine.queue`.
 
-    Thread-safe. The engine's ``durability`` says what is durable when a call returns; with
+    Thread-safe. The engine's ``durability`` decides which calls are durable on return; with
     ``confirm=True`` a publish is on disk when it returns, in any mode. All methods raise
     :class:`~journal.errors.ClosedError` after close, :class:`~journal.errors.ForkedError` in a
     forked child, and writing ones :class:`~journal.errors.StorageError` when the system refuses
@@ -336,9 +336,9 @@ class Queue:
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
         """Look at the messages with a key, without taking them: those that are ready or delayed.
 
-        The first call in a run reads the queue once, and each later call reads what was published
-        since. Queues whose messages nobody looks for pay nothing. `get(seq_id=)` takes a message
-        that was found.
+        The first call in a run reads the queue once, and each later call reads the messages
+        published since. Queues whose messages nobody looks for pay nothing. `get(seq_id=)` takes a
+        message that was found.
 
         Args:
             key: The key that the messages were published with.

@@ -132,7 +132,7 @@ class Room:
         return f"queue {self.state.name!r} is full ({', '.join(said)})"
 
     def give_back(self, held: list[Prepared]) -> None:
-        """Release the room that was reserved for what was not published."""
+        """Release the room that was reserved for messages that were not published."""
         limits = self.state.limits
         if held and limits is not None:
             with self.state.lock.anyway:
@@ -153,7 +153,7 @@ class Room:
         self.move_letters(waits)
 
     def move_letters(self, waits: bool) -> None:
-        """Move what was dropped to the dead-letter queue. No lock is held."""
+        """Move the dropped messages to the dead-letter queue. No lock is held."""
         self._letters.move_waiting(waits)
 
     def drop_some(self, limits: Limits) -> bool:

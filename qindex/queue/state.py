@@ -150,8 +150,8 @@ class QueueState:
         self.id_high: int = int.from_bytes(os.urandom(8), "big")
         self.first_seq: int = index.next_seq
         # The number of the nack that gave an entry back, until it is acknowledged. It tells an
-        # older batch that the entry is no longer its own. 0: the entry was not given back, but its
-        # ack has something else to do (a lease, a count).
+        # older batch that the entry is not its own any more. 0: the entry was not given back, but
+        # its ack has something else to do (a lease, a count).
         self.nacked_at: dict[int, int] = {}
         # The number of the nack at which an entry's lease ran out, until it is acknowledged.
         self.lapsed_at: dict[int, int] = {}
@@ -206,7 +206,7 @@ class QueueState:
         limits = self.limits
         limited = settings.max_length is not None or settings.max_bytes is not None
         if limits is not None:
-            limits.adopt(settings)  # those who wait look at this one, whatever follows
+            limits.adopt(settings)  # waiting callers look at this object, whatever follows
         elif limited:
             limits = Limits(settings)
         self.limits = limits if limited else None
@@ -315,7 +315,7 @@ class QueueState:
         self.notify_all()
 
     def count_ready_bytes(self) -> None:
-        """Count anew what is ready, for the limits. Lock held."""
+        """Count the ready messages anew, for the limits. Lock held."""
         limits = self.limits
         if limits is not None:
             counted = (self,) if self.levels is None else self.levels
@@ -324,7 +324,7 @@ class QueueState:
                 limits.bytes = sum(one.index.ready_bytes() for one in counted)
 
     def notify_all(self) -> None:
-        """Wake all who wait for anything. Lock held."""
+        """Wake all threads that wait for anything. Lock held."""
         self.arrived.notify_all()
         self.settled.notify_all()
         self.flushed.notify_all()
@@ -404,7 +404,7 @@ class QueueState:
             self._take_over(later)
 
     def notes(self) -> Iterator[DueTimes | UniqueKeys]:
-        """Yield what is noted of messages in files of its own."""
+        """Yield the notes on messages that have files of their own."""
         if self.keys is not None:
             yield self.keys
         if self.later is not None:
@@ -432,19 +432,19 @@ class QueueState:
                 try:
                     self.give_back(seq, *index.read_held(seq))
                 except StoreError:
-                    # Whoever comes to it next is told why.
+                    # The next call that comes to it raises the error.
                     self.rewind()
                     index.ahead.forget(min(seq, index.ahead.next_fetch))
             if self.arrived.waiting:
                 self.arrived.notify()
 
     def rewind(self) -> None:
-        """Forget what was read ahead; it is read again. Lock held."""
+        """Forget the entries read ahead; they are read again. Lock held."""
         if self.later is not None:
             self.later.take_back()
         self.index.ahead.rewind()
 
-    # -- what is noted of entries beside the index ------------------------------------------------
+    # -- notes on entries beside the index --------------------------------------------------------
 
     def release(self, msg_ids: Iterable[bytes]) -> None:
         """Take this queue's references to messages in the message store back. Their acks are in
@@ -453,7 +453,7 @@ class QueueState:
             self.messages.remove(msg_ids)
 
     def went_out(self, count: int, size: int) -> None:
-        """Note that messages with bodies of ``size`` bytes are no longer ready. Lock held."""
+        """Note that messages with bodies of ``size`` bytes are not ready any more. Lock held."""
         limits = self.limits
         if limits is not None:
             limits.bytes -= size
@@ -469,8 +469,8 @@ class QueueState:
             self.settled.notify_all()
 
     def forget(self, seqs: Iterable[int]) -> None:
-        """Drop what was noted of entries that are acknowledged, take their references from the
-        message store, and wake those who wait for acks. Lock held."""
+        """Drop the notes on acknowledged entries, take their references from the message store, and
+        wake threads that wait for acks. Lock held."""
         stored = []
         counts, later = self.counts, self.later
         for seq in seqs:
@@ -502,8 +502,8 @@ class QueueState:
         return self.messages is not None and self.messages.is_syncing_here()
 
     def check_sync(self, confirm: bool = False) -> None:
-        """Raise :class:`UsageError`, before anything has changed, if what is about to be done is
-        to be synced, and can't be."""
+        """Raise :class:`UsageError`, before anything has changed, if the coming action needs a sync
+        and can't have one."""
         if (confirm or self.sync_each) and self.is_syncing_here():
             refuse_twice()
 

@@ -24,7 +24,7 @@ class Sleeper(Protocol):
     """Something that wants to be called at a time."""
 
     def on_alarm(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
 
 
 class Alarm:
@@ -57,8 +57,8 @@ class Alarm:
             if self._stopped:
                 return
             if self._begun:
-                # Where the system has no thread left, the next alarm tries again. The caller's
-                # action stands.
+                # If the system has no thread left, the next alarm tries again. The caller's action
+                # is done.
                 self._thread.start()
             if self._times.get(who, when + 1) <= when:
                 return

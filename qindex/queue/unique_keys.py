@@ -102,7 +102,7 @@ class UniqueKeys:
     """The unique keys of one queue, whose lock is held for every call."""
 
     def __init__(self, index: QueueIndex, messages: Messages | None, base: int = 0) -> None:
-        """``base``: what is before the seq_ids of the index in those that users get."""
+        """``base``: added to a seq_id of the index it makes the seq_id that users get."""
         self._base = base
         self._index = index
         self._messages = messages
@@ -146,7 +146,7 @@ class UniqueKeys:
             try:
                 message = self._messages.read(extra.msg_id)
             except StoreError:
-                return False  # it is damaged: whoever takes it is told
+                return False  # it is damaged: the consumer that takes it gets the error
         if message is None or message.headers.get(KEY_HEADER) != key:
             return False
         waits = state in (PUBLISHED, HELD, PENDING)

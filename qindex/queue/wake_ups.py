@@ -104,7 +104,7 @@ def deadline_after(timeout: float | None) -> float | None:
     """Return the time, of :func:`time.monotonic`, at which so many seconds are over; ``None``:
     never.
 
-    Raises :class:`UsageError` for what is not a number of seconds.
+    Raises :class:`UsageError` if it is not a number of seconds.
     """
     if timeout is None:
         return None
