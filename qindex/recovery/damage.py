@@ -24,7 +24,7 @@ def report(finding: Finding) -> None:
 
 
 def judge(findings: Sequence[Finding], *, repair: bool) -> None:
-    """Report what was found. Raises :class:`DamageError` for a loss that no crash explains, unless
+    """Report the findings. Raises :class:`DamageError` for a loss that no crash explains, unless
     ``repair``; nothing was changed then."""
     for finding in findings:
         report(finding)

@@ -1,4 +1,4 @@
-"""One moment of a queue's files. The holder of the store's lock notes what is there
+"""One moment of a queue's files. The holder of the store's lock notes the state of the files
 (:func:`at_rest`); anybody else pins it, while the writer may be at work (:func:`pin_queue`).
 
 Pinning takes no lock and writes nothing. These steps make a moment of files that change:
@@ -71,7 +71,7 @@ class GivenOut(NamedTuple):
 
     ``limit``: none above it was. ``below``: all below it were before the journal's first record;
     ``None`` where that is unknown. ``power_lost``: the run of the operating system in which the
-    queue was written to has ended, and what was not synced may be lost.
+    queue was written to has ended, and writes that were not synced may be lost.
     """
 
     limit: int = MAX_SEQ_ID
@@ -126,7 +126,7 @@ def at_rest(
     data = map_optional(fs, path)
     findings: list[Finding] = []
     healed = Healed(data or b"")
-    # A node that writes to the journal leaves the checksums of what was there before.
+    # A node that writes to the journal leaves the checksums of the bytes before its own.
     if data is not None and vouched and journal_format.FILE_NAME + SUMS_SUFFIX in names:
         healed = read_healed(fs, path, findings, data, given_out.power_lost)
     elif given_out.below is not None and is_zeros(healed.data):
@@ -273,7 +273,7 @@ def _settled(
     layout: Layout,
     busy: Callable[[], bool],
 ) -> Reading | None:
-    """Read the journal, without what was on its way when it was read; ``None`` when it was
+    """Read the journal, without records that were being written meanwhile; ``None`` if it was
     emptied meanwhile. ``journal``: its bytes as they were, ``healed``: as they should be."""
     reading = read_soundly(path, healed.data, layout, healed.sound)
     certain = healed_findings(path, healed, layout.power_lost)
@@ -305,7 +305,7 @@ def _settled(
 
 
 def read_segment(fs: FileSystem, directory: str, pinned: PinnedSegment) -> bytes | None:
-    """Read what was pinned of a segment file.
+    """Read the pinned part of a segment file.
 
     ``None``: it is gone, for all its messages were acknowledged since. Raises :class:`OSError`.
     """
@@ -323,7 +323,7 @@ def has_moved_on(
     busy: Callable[[], bool],
 ) -> bool:
     """Return whether ``findings`` only come of the file's having moved on: a torn record at the
-    pinned end of a file that has grown since, or anything in one that is gone. ``busy``: as
+    pinned end of a file that has grown since, or anything in a deleted file. ``busy``: as
     :func:`pin_queue` has it."""
     path = os.path.join(directory, file_name(pinned.number))
     if _bytes_at(fs, path, 0, len(pinned.head)) != pinned.head:

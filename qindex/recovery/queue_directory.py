@@ -15,7 +15,7 @@ _log = logging.getLogger("qindex.recovery")
 
 
 def remove_queue_directory(fs: FileSystem, path: str) -> None:
-    """Remove a directory and what is in it. Unlink a symlink or other non-directory, and never
+    """Remove a directory and its content. Unlink a symlink or other non-directory, and never
     follow it. Raises :class:`OSError`."""
     try:
         names = fs.listdir(path)

@@ -1,4 +1,4 @@
-"""The image of one queue: what its files hold, and what is wrong with them.
+"""The image of one queue: the content of its files, and their damage.
 
 Every reader of a queue that is not open in this process uses the image. Recovery makes it true on
 disk, a view renders it, verify lists its findings, and repair, salvage and convert copy its
@@ -6,7 +6,7 @@ entries. The image keeps the journal in memory and reads one segment at a time.
 
 Callers differ in two ways:
 
-* *Who else is there.* The holder of the store's lock finds the files at rest. All others read the
+* *The store's lock.* The holder of the lock finds the files at rest. All other readers read the
   files of one moment (:mod:`qindex.recovery.point_in_time`). The image then reports nothing that a
   writer's later work explains.
 * *The depth.* Recovery and views trust the checksums of blocks. Verify checks every record.
@@ -54,7 +54,7 @@ class SegmentImage:
 
     ``base``: the first seq_id. ``states``: a state for each entry (:mod:`qindex.index.segment`).
     ``sources``: the files that hold its entries, each entry once. ``scan``: its file of version 1,
-    or ``None`` if there is no such file, or none that can be read.
+    or ``None`` if there is no such file or it can't be read.
     """
 
     base: int
@@ -169,14 +169,14 @@ class QueueImage:
         self._found.update(dict.fromkeys(findings))
 
     def _leave_out_early_steps(self) -> None:
-        """Leave out delivers and acks of what was not published by then
+        """Leave out delivers and acks of messages that were not published by then
         (:mod:`qindex.recovery.early_steps`)."""
         reading, below = self.pinned.reading, self.pinned.given_out.below
         path = self.pinned.journal_path
         if below is None or any(
             one.cause is Cause.DAMAGE and one.path == path for one in reading.findings
         ):
-            return  # their publishes may be what is damaged
+            return  # their publishes may be the damaged records
         ahead = ahead_of_publishes(reading.walk, below)
         if ahead.any():
             # A node that had the queue for a while knows of no other file than its segments.

@@ -1,4 +1,4 @@
-"""The file ``qindex.settings`` of a queue's directory: read it, and write what is new.
+"""The file ``qindex.settings`` of a queue's directory: read it, and write new settings.
 
 :mod:`qindex.format.settings` has its bytes.
 """

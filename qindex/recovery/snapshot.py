@@ -122,7 +122,7 @@ def read_snapshot(
 def unpack_snapshot(
     data: bytes, queues_directory: str
 ) -> tuple[dict[str, RestingQueue], bytes | None]:
-    """Return what a snapshot's bytes say. Raises :class:`ValueError`, which says what is wrong."""
+    """Return the content of a snapshot. Raises :class:`ValueError`, which names the fault."""
     value = unpack_checked(data)
     check(value, _SHAPE)
     journals = {name: (size, held) for name, size, held in value.get("journals", ())}

@@ -1,5 +1,5 @@
-"""Tell what a directory is: a store of ours, a RabbitMQ virtual host, or neither; read its
-marker; refuse to write to what is only read."""
+"""Tell whether a directory is a store of ours, a RabbitMQ virtual host, or neither. Read its
+marker. Refuse to write to a directory that is only read."""
 
 from __future__ import annotations
 

@@ -132,8 +132,8 @@ class StoreRecovery:
             agrees = self._agrees(queues, message_store)
             missing = [] if agrees else missing_bytes(self._fs, queues.values())
             if not agrees and not self._options.repair:
-                # The snapshot tells what is lost, also to the open that repairs: it must not go
-                # where this one raises.
+                # The snapshot says which messages are lost, also to a later open that repairs. So
+                # it must not be removed if this open raises.
                 for name, names in self._queue_files():
                     self._load(os.path.join(self._queues_directory, name), names)
             self._begin()
@@ -176,7 +176,7 @@ class StoreRecovery:
     def _agrees(self, queues: dict[str, RestingQueue], message_store: bytes | None) -> bool:
         """Return whether the files are those that the snapshot is of."""
         fs = self._fs
-        # A store that came from elsewhere: what is in it must not pass for garbage.
+        # A store that came from elsewhere: its content must not pass for garbage.
         known = message_store is not None or not has_message_store(fs, self._directory)
         there = 0
         for name, names in self._queue_files():
@@ -246,7 +246,7 @@ class StoreRecovery:
         return _rewrite(self._fs, loaded, seq_file, ()), loaded.findings
 
     def resume(self, resting: RestingQueue) -> tuple[RestingQueue, list[Finding]]:
-        """Return what is known of a queue whose journal holds something, and what was found in it.
+        """Return the state of a queue whose journal is not empty, and the findings in it.
 
         A journal whose checksums hold, or whose records do, stays. A damaged queue is recovered:
         its damaged bytes are set aside. Raises :class:`StorageError`.
@@ -276,8 +276,8 @@ class StoreRecovery:
     def _load(
         self, path: str, names: list[str], *, repair: bool = False
     ) -> tuple[LoadedQueue, SeqFile]:
-        """Read a queue, whose directory has these names in it, and judge what was found; nothing
-        is changed.
+        """Read a queue, whose directory has these names in it, and judge the findings; nothing is
+        changed.
 
         Raises :class:`DamageError` for what no crash leaves, unless ``repair``, or the options, say
         so, and :class:`StorageError`.
@@ -374,7 +374,7 @@ def load_queue(
 
 
 def _take(loaded: LoadedQueue, number: int, part: SegmentImage) -> None:
-    """Take in a segment. Of one that the journal changes nothing in, the counts are kept alone."""
+    """Take in a segment. If the journal changes nothing in it, only its counts are kept."""
     count, scan = loaded.entry_count, part.scan
     if scan is None:
         scan = empty_scan(number, count)
@@ -454,8 +454,8 @@ def _rewrite(
         if not left:
             remove_journal(fs, directory, loaded.names)
         if next_seq and not seq_file.same_run:
-            # Not before: it says that what was written since the power was lost is all there,
-            # and the journal was written before. Until here the old reservation holds.
+            # Not before: it says that all writes since the power was lost are there, and the
+            # journal was written earlier. Until here the old reservation holds.
             _give_out(seq_file, next_seq)
     return RestingQueue(directory, next_seq, segments, left, layout.SETTINGS in loaded.names)
 
@@ -560,6 +560,6 @@ def remove_journal(fs: FileSystem, directory: str, names: Sequence[str]) -> None
     _remove_unfinished(fs, directory, names)
     if journal_format.FILE_NAME in names:
         fs.unlink(os.path.join(directory, journal_format.FILE_NAME))
-        # Of a file that a flush has put another in place of, too: it must not come back after
-        # what is in the segments now has gone from there.
+        # A flush may have replaced the journal's file. The old file must not come back either,
+        # once its entries, which are in the segments now, have gone from there.
         fs.sync_dir(directory)

@@ -15,7 +15,7 @@ after it is finished by the next call. At each moment the queue's directory itse
 message, and a reader gives it once: of files of both versions an entry of version 2 counts if its
 message is there, and those of version 1 that do not count there. For that,
 
-* of version 1 the journal goes last, for it has the acknowledgements of what is in segments;
+* of version 1 the journal goes last, for it has the acknowledgements of entries in segments;
 * where a queue has files of both versions already, those of version 2 are added to, so that the
   old ``K.qi`` fits the new ``K.qs``; to version 1 it goes by way of version 2;
 * new files of the message store have numbers that are not taken.
@@ -299,7 +299,7 @@ class _Conversion:
         return _Plan(puts, removes)
 
     def _finish(self, plan: _Plan) -> None:
-        """Put what was built in place. May have been done in part before."""
+        """Move the new files into place. An earlier call may have done a part."""
         fs, vhost = self._fs, self._vhost
         unlink(fs, os.path.join(vhost, RECOVERY_TERMS))
         for name in NODE_STATE_NAMES:

@@ -1,4 +1,4 @@
-"""Copy what is sound of a store into a new one: the work that repair and salvage share.
+"""Copy the sound parts of a store into a new one: the work that repair and salvage share.
 
 In this order: verify the source, which finds all that is wrong; copy the sound records of the
 message store that entries name; copy each queue, without entries whose message is nowhere; set
@@ -82,7 +82,7 @@ _TERM = 0x83
 
 
 def for_salvage(path: str, offset: int, what: str) -> DamageError:
-    """Return the error for damage that is not to be copied as it is."""
+    """Return the error for damage that must not be copied as it is."""
     return DamageError(path, offset, f"{what} (salvage copies what is sound)")
 
 
@@ -93,10 +93,10 @@ class StoreCopy:
 
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
-    ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
-    ascending, by queue directory, which a move or a transaction acknowledges; ``undone``: those
-    that one has published without a commit. ``version``: of
-    the new queue files; ``pair_entries``: entries a segment of version 2. ``basic_for``: records
+    ``messages`` are the checks of queues and message store. ``moved``: seq_ids to leave out,
+    ascending, by queue directory, because a move or a transaction acknowledges them; ``undone``:
+    those that a move or a transaction has published without a commit. ``version``: of the new
+    queue files; ``pair_entries``: entries a segment of version 2. ``basic_for``: records
     become those that a node before 3.13 reads, of this virtual host. ``progress`` is called with
     the messages that were copied and those there are. Raises :class:`StoreError` when the source
     changes meanwhile, :class:`OSError`.
@@ -465,7 +465,7 @@ class StoreCopy:
                     return name, format_queue_name(vhost, name, priority)
         return queue.name, None
 
-    # -- what is set aside ----------------------------------------------------------------------
+    # -- quarantine -----------------------------------------------------------------------------
 
     def set_aside(self) -> None:
         """Copy the damaged bytes of the source into ``quarantine/`` of the new store."""

@@ -43,7 +43,7 @@ _MOST_EMBEDDED = 1 << 20
 
 
 def check_marker(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker | None, list[Finding]]:
-    """Return what the marker of ``directory`` says or said, and what is wrong with it.
+    """Return the content of the marker of ``directory``, now or before its damage, and its faults.
 
     ``None`` and no findings where it is not a store of ours. Raises :class:`NotAStoreError` for a
     file, a missing directory, or a marker of another version; :class:`StorageError`.

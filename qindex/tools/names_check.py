@@ -1,4 +1,4 @@
-"""Which names a store directory may have, and what one that does not belong there means."""
+"""The names that a store directory may have, and the meaning of a name that does not belong."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from qindex.format.segment import file_number
 
 _ALWAYS = frozenset((Kind.ENTRY_WITHOUT_MESSAGE,))
 _CUT = frozenset((Kind.TORN, Kind.MISSING_FILE))
-"""In a node's directory nothing tells what was synced once, so what is cut counts as lost."""
+"""In a node's directory nothing tells which bytes were synced once, so cut bytes count as lost."""
 _HARMLESS_IN_INDEX = frozenset((Kind.CORRECTED, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE))
 _HARMLESS_IN_VERSION_2 = frozenset((Kind.CORRECTED, Kind.PERSISTENCE, Kind.SIZE, Kind.COUNT))
 _ANYWHERE = frozenset(
@@ -102,8 +102,8 @@ class SaveReport:
         return loses(finding, of_node=self.of_node)
 
     def _is_explained(self, finding: Finding) -> bool:
-        """Whether it is a block without its checksum, and another finding says what is wrong with
-        the bytes in it."""
+        """Return whether it is a block without its checksum, and another finding describes the
+        damage in its bytes."""
         if finding.kind is not Kind.CHECKSUM or file_number(os.path.basename(finding.path)) is None:
             return False
         block = range(finding.offset, finding.offset + finding.length + 1)

@@ -1,11 +1,11 @@
 """A new directory that appears under its name when it is complete, or not at all.
 
 It is built in ``<NEW>.partial/``, beside its place, and renamed. A program that dies leaves that
-directory, which the next one to make the same NEW begins anew with.
+directory. The next program that makes the same NEW clears it and begins anew.
 
 That directory is this user's own, with mode 0700, and is held open: another user who has made it,
-or puts another in its place meanwhile, can't exchange what is built. So NEW, too, is for this user
-alone.
+or puts another in its place meanwhile, can't exchange the files built in it. So NEW, too, is for
+this user alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _CONTENT = "content"
 
 class Staging:
     """Makes ``target``; ``path`` is where to put its content, by the file system ``fs``, which also
-    has the directories that the one given has. A context manager: on an error what was built is
-    removed.
+    has the directories that the given one has. A context manager: on an error the files built so
+    far are removed.
 
     Raises :class:`UsageError` when ``target`` is not empty, or within ``source`` (or around it);
     :class:`journal.errors.LockedError` when another process is making it;
@@ -65,7 +65,7 @@ class Staging:
             raise StorageError(self.target, "can't be made", error) from error
 
     def _clear(self) -> None:
-        """Remove what was built; what can't be removed, the next attempt will."""
+        """Remove the files built so far. The next attempt removes those that can't be removed."""
         with contextlib.suppress(OSError):
             remove_tree(self.fs, self._partial)
         leave(self.fs)

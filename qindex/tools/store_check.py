@@ -1,8 +1,8 @@
 """Check a message store: every record of every file, and references both ways.
 
 Nothing on disk says which records are wanted: that follows from the queues' entries. A record
-that no entry names is garbage, as a rule; only where a clean shutdown wrote down how often each
-message is referred to (the snapshot ``qindex.clean``) is one that should have entries found out.
+that no entry names is garbage, as a rule. Only the snapshot of a clean shutdown (``qindex.clean``),
+which counts the references of each message, reveals a record that should have entries.
 
 Beside a writer the files change: compaction moves records to new files and deletes the old ones,
 and a message that is acknowledged may be gone. So what seems to be missing is looked for again,
@@ -89,11 +89,10 @@ class StoreCheck:
 
     ``entries``: of all queues, that name a message in it. ``named_now(ids)``: which of these ids
     entries name now; asked beside a writer only. ``lost_is_damage(entries)``: whether a message
-    that is missing can't be a crash's doing. ``rescue``: look for what is missing under damaged
-    headers, too, where no engine finds it. ``has_holes``: see :mod:`qindex.view.freed_room`.
-    ``live`` and ``size`` (bytes), ``records``,
-    ``missing`` (ids that entries name and no file has), after :meth:`findings`. Memory: 48 bytes
-    for each record, 100 for each entry.
+    that is missing can't be a crash's doing. ``rescue``: look for missing messages under damaged
+    headers, too, where no engine finds them. ``has_holes``: see :mod:`qindex.view.freed_room`.
+    ``live`` and ``size`` (bytes), ``records``, ``missing`` (ids that entries name and no file has),
+    after :meth:`findings`. Memory: 48 bytes for each record, 100 for each entry.
     """
 
     fs: FileSystem
@@ -168,7 +167,7 @@ class StoreCheck:
                 raise StorageError(path, "can't be read", error) from error
 
     def _has_moved_on(self, file: ScannedFile) -> bool:
-        """Return whether what was found in a file only comes of its being appended to, or gone."""
+        """Return whether a file's findings only come of its growth or deletion meanwhile."""
         if not file.findings:
             return False
         end = max(one.offset + one.length for one in file.findings)
@@ -215,7 +214,7 @@ class StoreCheck:
         return missing
 
     def _rescue(self, missing: set[bytes]) -> None:
-        """Take in the messages under damaged headers; they are no longer ``missing``."""
+        """Take in the messages under damaged headers; they are not ``missing`` any more."""
         for file in self._files.values():
             gaps = [one for one in file.findings if one.kind is not Kind.UNREADABLE]
             if not gaps:
@@ -345,8 +344,8 @@ class StoreCheck:
 
     def chosen(self) -> Iterator[tuple[ScannedFile, I64, I64]]:
         """Yield the records that entries name, each message once: for each file its rows, and how
-        many entries name them. Of several copies in a file the last counts, as RabbitMQ has it;
-        a node's half-done copies count if there is no other."""
+        many entries name them. Of several copies in a file the last counts, as in RabbitMQ. A
+        node's half-done copies count if there is no other."""
         named, counts = self.named()
         taken = np.zeros(len(named), np.bool_)
         for file in self._files.values():
@@ -377,8 +376,8 @@ _NO_NOTE = (-1, 0)
 
 
 class _Notes:
-    """The check of a file's records, which notes what it has seen: body size and checksum, by
-    message id. Where two records of one id differ nothing is told of either."""
+    """The check of a file's records, which notes body size and checksum by message id. If two
+    records of one id differ, it notes neither."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, tuple[int, int]] = {}

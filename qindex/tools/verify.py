@@ -209,7 +209,7 @@ class StoreVerification:
         def lost_is_damage(entries: Entries) -> bool:
             # A message reaches the operating system before its entry. It reaches the disk before
             # the entry does only where somebody synced both: a flush that the engine makes by
-            # itself syncs the entry alone. So a loss of power explains what is missing.
+            # itself syncs the entry alone. So a loss of power explains missing messages.
             vhost = self.reader.vhost
             directory = os.path.basename(os.path.dirname(entries.path))
             if vhost is not None:
