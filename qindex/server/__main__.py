@@ -31,7 +31,7 @@ def serve(
     lock: int | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve a store until it is told to end (SIGTERM, SIGINT), or its last client has gone.
+    """Serve a store until SIGTERM or SIGINT, or until its last client has gone.
 
     ``lock``: the server's lock, where the caller has it already; ``ready``: called when clients
     can come. Raises what opening the store raises, :class:`LockedError` where a server has it.

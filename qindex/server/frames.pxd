@@ -17,7 +17,7 @@ cdef extern from *:
     #define FRAMES_MOST_ITEMS 15
     #define FRAMES_READ 32768
 
-    /* Bytes of a value in msgpack; 0 for one that is left to msgpack, as all that is rare. */
+    /* Bytes of a value in msgpack; 0 for a value that is left to msgpack, as all rare ones are. */
     static inline Py_ssize_t frames_width(PyObject *one) {
         if (one == Py_None || one == Py_True || one == Py_False) return 1;
         if (PyLong_CheckExact(one)) {
@@ -34,7 +34,7 @@ cdef extern from *:
         }
         return 0;
     }
-    /* A byte, and the lowest `width` bytes of a number behind it, the highest of them first. */
+    /* A byte, and the lowest `width` bytes of a number after it, the highest of them first. */
     static inline char *frames_head(char *to, int tag, uint64_t number, int width) {
         int at;
         *to++ = (char)tag;
@@ -87,7 +87,7 @@ cdef extern from *:
         while (width-- > 0) number = number << 8 | *at++;
         return number;
     }
-    /* One value, and what is behind it; NULL with no error set for what is left to msgpack. */
+    /* One value; `from` moves past it. NULL with no error set for a value left to msgpack. */
     static inline PyObject *frames_take(const unsigned char **from, const unsigned char *end) {
         const unsigned char *at = *from;
         int tag = *at++, width = 0;

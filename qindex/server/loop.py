@@ -1,7 +1,7 @@
 """The event loop of a server: connections, frames, calls that wait, calls of other threads.
 
 Calls of microseconds are made on the loop's thread. Calls that may wait for the disk are made by a
-few other threads, and syncs by one, which makes one for all who ask for it in the meantime. A call
+few other threads. Syncs are made by one thread, one sync for all requests of the meantime. A call
 that waits for a message, or for room, leaves a listener with the queue's bell, and is tried again
 when that rings.
 """
@@ -163,7 +163,7 @@ class Waiting:
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
-        # A timer may keep this for long: not also what is published.
+        # A timer may keep this object for long. It must not keep the published messages, too.
         self.attempt = self.expire = _over
         for state, bell in self.bells:
             with state.lock.anyway:
@@ -238,7 +238,7 @@ class Loop:
         """A connection was closed."""
 
     def wake(self) -> None:
-        """Let the loop look at what is rung or finished. From any thread."""
+        """Let the loop look at rung bells and finished calls. From any thread."""
         if get_ident() != self._thread:
             os.eventfd_write(self.event, 1)
 
@@ -289,7 +289,7 @@ class Loop:
         ends = self.linger_until
         if self._timers and (ends is None or self._timers[0][0] < ends):
             ends = self._timers[0][0]
-        # epoll counts whole milliseconds: a little later is no earlier.
+        # epoll counts whole milliseconds. The extra one makes sure that it does not end early.
         return None if ends is None else max(ends - monotonic(), 0) + 0.001
 
     def _look_at_the_clock(self) -> None:
@@ -422,7 +422,8 @@ class Loop:
             self._watch(conn)
 
     def _send_batched(self) -> None:
-        """Send the replies to what was read, and what they let consumers have, together."""
+        """Send the replies to the requests that were read, and the messages that consumers can have
+        now, together."""
         while self.renewed:
             self.renewed.pop().retry()
         batched, self._batched = self._batched, None
@@ -457,7 +458,7 @@ class Loop:
             _log.warning(what, value)
 
     def send(self, conn: Connection, data: bytes) -> None:
-        """Send bytes, at the end of what is being read now."""
+        """Send bytes, after the requests that are being read now."""
         if conn.is_closed:
             return
         if self._batched is not None:

@@ -104,7 +104,7 @@ def listen(directory: str, fd: int, group: int | None = None) -> tuple[socket.so
 
 
 def remove_socket(fd: int, number: int) -> None:
-    """Remove the socket, if it is still the one that was made."""
+    """Remove the socket, if it still is the one with this inode ``number``."""
     with suppress(OSError):
         if os.stat(layout.SERVER_SOCKET, dir_fd=fd, follow_symlinks=False).st_ino == number:
             os.unlink(layout.SERVER_SOCKET, dir_fd=fd)

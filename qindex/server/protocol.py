@@ -125,7 +125,7 @@ def frame(*values: Any) -> bytes:
 def around(
     before: Sequence[Any], size: int, behind: Sequence[Any], *, in_list: bool = False
 ) -> tuple[bytes, bytes]:
-    """Return what is in a frame before a body of so many bytes, and after it. ``in_list``: the
+    """Return the bytes of a frame before a body of this size, and those after it. ``in_list``: the
     body is in an array of its own. Raises as :func:`frame`.
 
     >>> front, back = around((1, 0), 4, (7,))
@@ -168,7 +168,7 @@ class Framer:
             packed: bytes = self._pack(values)
         except (TypeError, ValueError, OverflowError, RecursionError):
             self._pack = msgpack.Packer().pack
-            return frame(*values)  # it says what is wrong
+            return frame(*values)  # it raises the right error
         size = len(packed)
         if size > _KEPT:
             self._pack = msgpack.Packer().pack
@@ -201,7 +201,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 def error_values(error: BaseException) -> tuple[str, str, dict[str, Any]]:
-    """Return what an error is told by: its class, its text, and its attributes."""
+    """Return the parts of an error that are sent: its class, its text, and its attributes."""
     kind = next(
         (one for one in type(error).__mro__ if getattr(errors, one.__name__, None) is one), None
     )

@@ -90,7 +90,7 @@ class Consumer:
 def of_batch(
     server: Loop, conn: Connection, before: tuple[Any, ...], columns: tuple[Any, ...]
 ) -> bytes:
-    """Return what is to be sent of a batch: its frame, or nothing if that was sent in pieces."""
+    """Return the frame of a batch, to be sent, or nothing if it was sent in pieces."""
     seqs, bodies, *others = columns
     if len(bodies) == 1 and len(bodies[0]) > wire.LARGE:
         front, back = wire.around((*before, seqs), len(bodies[0]), others, in_list=True)

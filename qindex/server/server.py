@@ -37,7 +37,7 @@ _SHORT_FIND = 20
 _LARGE_BATCH = 1 << 20
 _MOST_TICKETS = 64
 _VERSION: str = sys.modules["qindex"].__version__
-"""To import the package by its name would be to import what is above this."""
+"""Importing the package by its name would import modules above this one."""
 
 
 class Server(Loop):
@@ -275,11 +275,12 @@ class Server(Loop):
         *,
         aside: bool,
     ) -> Reply:
-        """Publish, here or in another thread; wait where there is no room, and try again."""
+        """Publish, here or in another thread. If there is no room, wait and try again."""
         return Publishing(self, conn, number, publish, finish, timeout, aside).begin()
 
     def _see_to_flush(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
-        """Send a publisher's reply when the flush has caught up, if it has fallen far behind."""
+        """Send a publisher's reply. If the flush has fallen far behind, send it after the flush has
+        caught up."""
         flusher, state = served.flusher, served.state
         if not flusher.is_due():
             return reply
@@ -939,7 +940,7 @@ class Server(Loop):
 
 
 class Publishing:
-    """A publish under way. It may be tried in another thread, and again where there is no room.
+    """A publish under way. It may run in another thread, and is tried again if there is no room.
 
     No function of it refers to itself: a cycle would keep the bodies until the collector comes.
     """

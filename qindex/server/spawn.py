@@ -1,7 +1,8 @@
 """Find the server of a directory, or start one.
 
-Who takes the server's lock starts it, and gives the lock to it as its standard input: so it is
-never free in between, and twenty who start at once start one. The store's own lock is the engine's.
+The process that takes the server's lock starts the server, and passes the lock to it as its
+standard input. So the lock is never free in between, and twenty processes that start a server at
+once start only one. The store's own lock is the engine's.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def try_to_connect(directory: str) -> socket.socket | None:
 
 
 def start(directory: str, options: dict[str, Any], linger: float) -> None:
-    """Start a server, unless there is one, or one that begins or ends. Raises its errors."""
+    """Start a server, unless a server runs, begins or ends there. Raises its errors."""
     place.prepare(directory)
     try:
         fd = place.open_directory(directory)
