@@ -64,8 +64,8 @@ class _RawProperties(pika.BasicProperties):  # type: ignore[misc]
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
-    """A connection to somebody who may be no broker: it ends where a frame is larger than was
-    agreed, where a message claims more than ``most_bytes``, and at what can't be decoded."""
+    """A connection to a peer that may not be a broker. It ends at a frame larger than agreed, at a
+    message that claims more than ``most_bytes``, and at bytes that can't be decoded."""
 
     most_bytes: int = 1 << 32
 
@@ -97,8 +97,8 @@ def blocking_connection(parameters: Any) -> Any:
 
 @contextmanager
 def answered_within(connection: Any, seconds: float) -> Iterator[None]:
-    """End the connection when what is asked here is not answered in time: a broker need not have
-    agreed to heartbeats."""
+    """End the connection if the broker does not answer the block's request in time: it need not
+    have agreed to heartbeats."""
     inner = connection._impl
     late = pika.exceptions.AMQPHeartbeatTimeout(f"no answer within {seconds:g} s")
     timer = inner._adapter_call_later(seconds, lambda: inner._terminate_stream(late))
@@ -160,7 +160,7 @@ def describe(error: BaseException) -> str:
 
 
 def _cause(error: Any) -> BaseException | None:
-    """Return what an error of pika's is about: it wraps the one that tells up to three times."""
+    """Return the error inside an error of pika's, which wraps the real one up to three times."""
     attempts = getattr(error, "exceptions", None) or [getattr(error, "exception", None)]
     for inner in (attempts[-1], *error.args[:1]):
         if isinstance(inner, BaseException) and inner is not error:
@@ -172,7 +172,7 @@ def outgoing(delivery: Delivery, now: int | None = None) -> tuple[Any, bytes]:
     """Return the properties and the body to publish. Raises :class:`UsageError` for headers or
     properties that AMQP has no words for.
 
-    ``expiration`` is what is left of the message's time to live, in milliseconds.
+    ``expiration`` is the rest of the message's time to live, in milliseconds.
     """
     message = delivery.message
     entry = delivery._extra

@@ -175,7 +175,7 @@ class _Publisher:
         last = method.delivery_tag - self._first_tag
         places = {at for at in self._waiting if at <= last} if method.multiple else {last}
         self._waiting -= places
-        # The broker also confirms messages that it returned (no queue was bound): right behind.
+        # The broker also confirms a message that it returned (no queue was bound), right after it.
         if isinstance(method, pika.spec.Basic.Ack) and not self._returned:
             self.confirmed |= places
         self._returned = False

@@ -1,8 +1,8 @@
 """The two ends of a move, where the store is open in this process, and where a server has it.
 
 A queue with a ``delivery_limit`` gives a message up that came back too often. A broker that can't
-be reached says nothing about a message, so what is taken for it counts as if it had not been, also
-after a crash.
+be reached says nothing about a message. So a delivery taken for it does not count towards the
+limit, also after a crash.
 """
 
 from __future__ import annotations

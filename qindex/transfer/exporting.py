@@ -96,7 +96,7 @@ def export_messages(
     target = Path(checked_path(out))
     kind = format_of(target, format)
     if target.exists():
-        # Finished, except for what it leaves behind.
+        # Finished, except for its leftovers.
         shutil.rmtree(target.with_name(target.name + _PARTS), ignore_errors=True)
         raise UsageError(f"{target}: is there already")
     store = StoreReader(directory)
@@ -263,7 +263,7 @@ class _Parts:
 
     @contextmanager
     def _new(self, path: str) -> Iterator[BinaryIO]:
-        """Write a new file in the block behind ``with``; durable after it."""
+        """Write a new file in the block after ``with``; durable at the end of the block."""
         fd = create(self._fs, path)
         with os.fdopen(fd, "wb") as file:
             yield file

@@ -51,7 +51,7 @@ class FormatError(StoreError):
 
 
 def open_input(path: Path) -> BinaryIO:
-    """Open a file to import. Raises :class:`FormatError` for what is no regular file, which might
+    """Open a file to import. Raises :class:`FormatError` if it is not a regular file, which might
     never end, and for a hole that takes no room on disk and all of the memory; :class:`OSError`."""
     fd = REAL.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

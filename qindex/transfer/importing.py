@@ -2,7 +2,8 @@
 
 Steps:
 
-1. All files are read once and checked; a bad line is told with its number, and nothing is done.
+1. All files are read once and checked. A bad line raises an error with its number, and nothing is
+   done.
 2. Of each 16,000 messages, those of one queue go together: files may name queues in turn. For each
    batch of up to 1,000 messages of one queue:
    a. seq_ids are reserved, so that a crash skips none;
@@ -14,7 +15,7 @@ Steps:
 4. The store is synced, and ``qindex.import`` removed.
 
 After a crash in c, the queue's next seq_id tells how many of the batch are published: the import
-goes on behind them. That holds only if no other publisher has used the queue before it is
+goes on after them. That holds only if no other publisher has used the queue before it is
 resumed; an import notices that.
 
 Where a server has the store open others publish and consume meanwhile. There the note has a ticket
@@ -281,7 +282,7 @@ class _Import:
         return report
 
     def _make_priority_queues(self) -> None:
-        """Make the priority queues first, where there are no queues of their names."""
+        """Make the priority queues first, if there are no queues of their names."""
         known = self._engine.queue_names()
         for source in self._sources:
             for name, settings in source.queues().items():
@@ -339,7 +340,7 @@ class _Import:
         count = level.state.base + level.state.index.next_seq - self._note.first
         if 0 <= count <= self._note.count:
             return count
-        # After a loss of power seq_ids are skipped: then what is there has to tell.
+        # After a loss of power seq_ids are skipped: then the messages in the queue have to tell.
         last = self._note.first - 1
         for delivery in queue.peek(len(queue)):
             if self._note.first <= delivery.seq_id < self._note.first + self._note.count:

@@ -1,4 +1,4 @@
-"""JSON Lines: one message a line, as ``qindex cat --json`` prints it, behind a line about the file.
+"""JSON Lines: one message a line, as ``qindex cat --json`` prints it, after a line about the file.
 
 ::
 
@@ -126,7 +126,7 @@ def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
         given = dict(values)
         given["envelope"] = _bytes(values, "envelope_base64")
         for name in ("key", "headers", "properties"):
-            # The envelope counts before these, which may leave out what is nested too deep.
+            # The envelope counts before these, which may leave out values nested too deep.
             given[name] = from_plain(given.get(name)) if given["envelope"] is None else None
         body = _bytes(values, "body_base64")
         if body is None:

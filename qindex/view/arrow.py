@@ -79,7 +79,7 @@ def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.Record
         for field in schema
     ]
     for field, made in zip(schema, arrays, strict=True):
-        # Spark would take what stands there for a value.
+        # Spark would take the bytes there for a value.
         if not field.nullable and made.null_count:
             raise ValueError(f"column {field.name} has {made.null_count} nulls")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -124,7 +124,7 @@ def _even_bounds(count: int, width: int) -> pa.Buffer:
 
 
 def _even(kind: pa.DataType, count: int, width: int, data: Any) -> pa.Array:
-    """Return the ``count`` values, of ``width`` bytes each, that stand one behind the other."""
+    """Return the ``count`` values, of ``width`` bytes each, that follow one another."""
     return pa.Array.from_buffers(
         kind, count, [None, _even_bounds(count, width), pa.py_buffer(data)]
     )
@@ -192,7 +192,7 @@ def slices(data: ReadBuffer, starts: I64, ends: I64) -> pa.Array:
 
 
 def plain_text(text: str | None) -> str | None:
-    """Return text that Arrow can hold: bytes that are no UTF-8 (in names that RabbitMQ took) as
+    """Return text that Arrow can hold: bytes that are not UTF-8 (in names that RabbitMQ took) as
     ``\\xff``."""
     if text is None or text.isascii():
         return text

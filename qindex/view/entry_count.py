@@ -6,10 +6,10 @@ wrong one the records of a journal meet other entries: acknowledged messages com
 are lost.
 
 The files bound the number. A relative seq_id in a segment is below it. The journal has whole
-seq_ids, so its delivers and acks tell which entries there must be, and its publishes come behind
-all that is in segments. What a node wrote down when it stopped in order does the same. A number
-that contradicts the files less than all others is taken. Where several fit equally, any will do
-that gives the same messages; if they give different ones, only the caller can tell.
+seq_ids, so its delivers and acks tell which entries there must be, and its publishes come after
+all entries in segments. The notes of a node that stopped in order do the same. A number that
+contradicts the files less than all others is taken. Where several fit equally, any will do that
+gives the same messages; if they give different ones, only the caller can tell.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def settle_entry_count(
 ) -> None:
     """Find the number of entries a segment of a virtual host whose ``.config`` does not say it.
 
-    ``given``: by the caller; nothing is read then. A finding says what is assumed, and why, where
-    the number matters or the file is damaged. O(size of the index files) where it matters.
-    Raises :class:`UsageError` where it can't be told, and :class:`OSError`.
+    ``given``: by the caller; nothing is read then. A finding names the number assumed, and why, if
+    the number matters or the file is damaged. O(size of the index files) if it matters. Raises
+    :class:`UsageError` if the number can't be found, and :class:`OSError`.
     """
     path = os.path.join(vhost.path, layout.CONFIG)
     data = read_optional(fs, path)
@@ -135,7 +135,7 @@ def _shown(
     place: StorePlace,
     count: int,
 ) -> bytes:
-    """Return what is equal for two numbers that show the same messages in the same order."""
+    """Return bytes that are equal for two numbers that show the same messages in the same order."""
     parts: list[bytes] = []
     for one in directories:
         rules = replace(vhost.rules(one.directory), entry_count=count)

@@ -2,9 +2,8 @@
 
 qindex's messages go straight from the bytes of their records into Arrow
 (:mod:`qindex.view.record_fields`, :mod:`qindex.format.json_tables`); those of the message store are
-read one by one. RabbitMQ's, and what is damaged, are decoded as ``qindex cat`` does. Where all
-columns that are asked for are in the index, no message is decoded, and the message store is not
-opened.
+read one by one. RabbitMQ's messages and damaged ones are decoded as ``qindex cat`` does. If all
+wanted columns are in the index, no message is decoded, and the message store is not opened.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class _Segment:
 
     @property
     def _by_index(self) -> bool:
-        """Whether the index has all that is asked for."""
+        """Return whether the index has all wanted columns."""
         return self.wanted.key is None and not _IN_RECORDS & self.wanted.table.keys()
 
     def _batch(self, chosen: I64) -> pa.RecordBatch | None:
@@ -191,7 +190,7 @@ class _Segment:
             try:
                 keys = _keys(data, found)
             except pa.ArrowInvalid:
-                # A key that is no UTF-8.
+                # A key that is not UTF-8.
                 return None, np.sort(np.concatenate((mine, others)))
         seqs = columns.seqs[mine]
         batch = self._plain_batch(source, mine, data, starts, found, keys, tables)

@@ -1,6 +1,6 @@
 """The entries of one queue directory at one moment, in order, a segment at a time.
 
-Columns (numpy arrays) of what is there, and from them rows with the messages. Memory: the journal,
+Columns (numpy arrays) of the entries, and from them rows with the messages. Memory: the journal,
 and one segment file at a time.
 """
 
@@ -123,7 +123,7 @@ class QueueView:
         self.entry_count: int = self.image.entry_count
         """Entries a segment."""
 
-    # -- what is known without reading a segment ------------------------------------------------
+    # -- without reading a segment --------------------------------------------------------------
 
     @property
     def findings(self) -> list[Finding]:

@@ -50,8 +50,8 @@ _PATTERNS: Final = (
     "*/msg_stores/vhosts/*",
     "mnesia/*/msg_stores/vhosts/*",
 )
-"""Where virtual hosts may be below what people take for a store: their parents, a node's
-directory, the directory of all nodes, and the one that holds it."""
+"""Patterns of virtual hosts below a directory that users may take for a store: their parent, a
+node's directory, the directory of all nodes, and its parent."""
 _MOST_LISTED: Final = 8
 
 
@@ -116,7 +116,7 @@ class Vhost:
         )
 
     def directories(self, fs: FileSystem) -> list[QueueDirectory]:
-        """List the queue directories; appends to ``findings`` what is wrong with their names."""
+        """List the queue directories; appends the faults of their names to ``findings``."""
         found: list[QueueDirectory] = []
         nameless: list[str] = []
         root = os.path.join(self.path, layout.QUEUES)
@@ -249,7 +249,7 @@ def _is_directory(fs: FileSystem, path: str) -> bool:
 
 
 def _look(fs: FileSystem, path: str) -> list[str]:
-    """List a path that may be a directory; empty for one behind a link, which is outside."""
+    """List a path that may be a directory; empty if a link leads there, for that is outside."""
     try:
         return _names(fs, path)
     except UnsafeFileError:

@@ -6,7 +6,7 @@ written and no lock is taken. Of a queue in use one moment is shown, see
 
 A reader shows the messages that our engine or a node would deliver, in that order, and those that
 it would move to a dead-letter queue. It does not show those that it would drop (acknowledged,
-expired, transient after a restart). Damage is reported in ``findings``; reading goes on behind it.
+expired, transient after a restart). Damage is reported in ``findings``; reading goes on after it.
 
 >>> import qindex, tempfile
 >>> directory = tempfile.mkdtemp()
@@ -264,7 +264,7 @@ class QueueReader:
             return NO_SETTINGS
 
     def _based(self) -> Iterator[tuple[QueueView, int]]:
-        """Pin the queue. Give what is added to the seq_ids of each sub-queue, too."""
+        """Pin the queue. Yield each sub-queue with the number added to its seq_ids."""
         for view, one in zip(self._pin(), self.directories, strict=True):
             yield view, 0 if self._store.vhost is not None else (one.priority or 0) << SHIFT
 
@@ -333,7 +333,7 @@ class StoreReader:
         return list(group_queues(self.directories()))
 
     def queues(self) -> list[QueueSummary]:
-        """Summarise all queues, sorted by name; one that is deleted meanwhile is left out.
+        """Summarise all queues, sorted by name; a queue deleted meanwhile is left out.
         O(size of the store's index files)."""
         return [summary for reader in self.readers() if (summary := reader.summary_if_there())]
 
@@ -438,7 +438,7 @@ class StoreReader:
             raise self._unreadable(error) from error
 
     def may_be_written(self) -> bool:
-        """Return whether a writer may be at work now: then what is torn may be half written."""
+        """Return whether a writer may be at work now: then a torn record may be half written."""
         return self._lock_watch.may_be_held() if self.vhost is None else self.in_use()
 
     def settings_of(self, one: QueueDirectory) -> QueueSettings:
@@ -472,7 +472,7 @@ class StoreReader:
             depth=depth,
         )
         if self.vhost is None:
-            # Later than the queue: what was published by then is noted by now.
+            # Later than the queue: every message published by then is noted by now.
             path = os.path.join(self.directory, layout.TRANSACTIONS)
             with storage_errors(path, "can't be read"):
                 data = read_optional(self._fs, path)
@@ -573,8 +573,9 @@ class StoreReader:
 
 
 def lacks_its_name(fs: FileSystem, directory: str) -> bool:
-    """Tell the directory of a queue whose name is missing from that of one whose creation was cut
-    short or is under way, and of one that is being deleted. Raises :class:`OSError`."""
+    """Return whether a queue's directory has content and lacks the queue's name. A queue whose
+    creation was cut short or is under way does not count, nor does a queue that is being deleted.
+    Raises :class:`OSError`."""
     # Twice: a directory that was opened before its deletion may be read half empty.
     return all(_has_content_alone(fs.listdir(directory)) for _ in range(2))
 

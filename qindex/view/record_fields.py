@@ -1,7 +1,7 @@
 """Find the fields of our embedded message records with numpy, many at once.
 
 Where the fields of a record begin and end (:mod:`qindex.format.message_record`) follows from a few
-bytes of it, which are looked at in columns here: the key stands in front, the body at the end, with
+bytes of it, which are looked at in columns here: the key is in front, the body at the end, with
 the size that the index has, and headers and properties between them. All other records are for
 :func:`qindex.format.entries.read_entry`.
 """
@@ -40,9 +40,9 @@ _SIZE_MASKS = np.array([0xFF, 0xFFFF, 0xFFFFFFFF], np.uint32)
 class RecordFields:
     """Where the fields of some records are: offsets in the data.
 
-    ``rows``: which of the records asked for. ``key_starts``, ``key_ends``: equal where there is
-    none; ``has_key`` tells it from an empty one. From ``key_ends`` to ``table_ends`` stand headers
-    and properties; ``has_tables`` tells where there are any.
+    ``rows``: which of the given records. ``key_starts``, ``key_ends``: equal where there is no key;
+    ``has_key`` tells that from an empty key. Headers and properties are from ``key_ends`` to
+    ``table_ends``; ``has_tables`` tells where there are any.
     """
 
     rows: I64
@@ -93,7 +93,7 @@ def find_fields(data: Data, starts: I64, lengths: I64, sizes: I64) -> RecordFiel
 
 def _keys(heads: I64, at: I64, nowhere: int) -> tuple[I64, I64]:
     """Return where the strings at ``at`` begin, whose first three bytes are the rows of ``heads``,
-    and where they end; behind ``nowhere`` where they are none."""
+    and where they end. The end is after ``nowhere`` where there is no string."""
     tags = heads[:, 0]
     sizes = np.where(tags & _FIXSTR_BITS == _FIXSTR, tags & 0x1F, nowhere)
     sizes[tags == _NIL] = 0
@@ -109,8 +109,8 @@ def _keys(heads: I64, at: I64, nowhere: int) -> tuple[I64, I64]:
 
 
 def _body_heads(flat: U8, first: I64, starts: I64, sizes: I64) -> I64:
-    """Return where the heads of binaries begin whose bytes begin at ``starts``; -1 where none
-    stands behind ``first``, or one of another size."""
+    """Return where the heads of binaries begin whose bytes begin at ``starts``; -1 if there is none
+    from ``first`` on, or one of another size."""
     kinds = (sizes >= 1 << 8).astype(np.intp) + (sizes >= 1 << 16)
     heads = starts - _HEAD_SIZES[kinds]
     inside = (heads >= first) & (sizes >= 0)

@@ -15,7 +15,7 @@ from qindex.view.reader import Row
 def json_line(value: Mapping[str, Any]) -> bytes:
     r"""Return one object as one line of UTF-8.
 
-    A byte of a path that is not UTF-8 stands as its escape, ``\udcff`` for 0xff, so that
+    A byte of a path that is not UTF-8 is written as its escape, ``\udcff`` for 0xff, so that
     :func:`os.fsencode` makes the path of the text that a reader of the JSON gets.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))

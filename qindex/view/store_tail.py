@@ -1,9 +1,8 @@
 """Messages of a message store whose files are written, compacted and deleted meanwhile.
 
-Where records are is learnt from the headers in the files, each of which is read once: a look
-for a message that is not known reads what was added since. Compaction puts a copy under a name
-before it takes the original away, so a message that is nowhere in two listings that are alike is
-not there.
+The headers in the files tell where records are, and each is read once: a look for an unknown
+message reads the records added since. Compaction puts a copy under a name before it takes the
+original away, so a message that is nowhere in two listings that are alike is not there.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class StoreTail:
             raise StorageError(path, "the message can't be read", error) from error
 
     def _look(self) -> bool:
-        """Read what is new; tells whether anything was."""
+        """Read the new records; return whether there were any."""
         with storage_errors(self._directory, "the message store can't be read"):
             names = names_in(self._fs, self._directory)
         kinds = ((name, classify_name(name)) for name in names)
@@ -131,7 +130,7 @@ class StoreTail:
             head = following[1:]
 
     def _search(self, path: str, known: _File) -> bool:
-        """Look for sound records behind bytes that are none, or not yet."""
+        """Look for sound records after bytes that are not a sound record, or not yet."""
         scan = scan_file(self._fs, path, check=check_record)
         if scan.end <= known.end:
             return False

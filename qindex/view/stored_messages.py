@@ -1,9 +1,9 @@
-"""The messages of one queue that are in the message store, for readers who take no lock.
+"""The messages of one queue that are in the message store, for readers that take no lock.
 
-The store is opened read-only, when the first of its messages is asked for: its files are scanned
-for the messages that the pinned index names. Beside a writer at work what was found may be gone
-again: compaction has moved it, or it was acknowledged and its file deleted. So when a message
-can't be read, all is looked at again, in this order:
+The store is opened read-only, at the first read of one of its messages: its files are scanned for
+the messages that the pinned index names. Beside a writer at work a message may be gone again:
+compaction has moved it, or it was acknowledged and its file deleted. So when a message can't be
+read, all is looked at again, in this order:
 
 1. which messages does the index name now;
 2. where are they;

@@ -160,13 +160,13 @@ def end_if_forked(pid: int) -> None:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Raise :class:`UsageError` for what is not a whole number, or is less than ``least``."""
+    """Raise :class:`UsageError` if ``value`` is not a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} is a whole number of at least {least}, not {value!r}")
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Raise :class:`UsageError` for what is not a number of seconds above 0, or 0 where that is
+    """Raise :class:`UsageError` if ``value`` is not a number of seconds above 0, or 0 where that is
     allowed (``zero``)."""
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not (0 < number < math.inf or (zero and number == 0)):
@@ -175,7 +175,7 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
 
 
 def check_callable(name: str, value: object) -> None:
-    """Raise :class:`UsageError` for what is neither None nor a callable."""
+    """Raise :class:`UsageError` if ``value`` is neither None nor a callable."""
     if value is not None and not callable(value):
         raise UsageError(f"{name} is a function, not {value!r}")
 

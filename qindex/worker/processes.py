@@ -202,7 +202,7 @@ class InProcess:
         except BaseException:
             ours.close()
             raise
-        # Not before it has started: cut() kills what is here.
+        # Not before it has started: cut() kills the process that is set here.
         self._pipe, self._process = ours, process
 
     def _has_begun(self) -> bool:

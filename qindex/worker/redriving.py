@@ -61,7 +61,7 @@ def redrive(
 
     Args:
         queue: The dead-letter queue.
-        to: The queue to put them into. None: the one that each died in last.
+        to: The queue to put them into. None: the queue that each message died in last.
         filter: Called with each message (its ``key``, ``headers``, ``body``, ``seq_id``); those for
             which it returns false stay.
         rate: Messages a second at the most.

@@ -3,7 +3,7 @@
 A schedule is one message in the queue :data:`QUEUE`, delayed until its next instant. The message
 holds the schedule's name as its unique key, the definition and the cursor in its headers, and the
 body of the ticks. Each change is one transaction: it publishes the ticks that are due, acknowledges
-the message, and publishes the one that follows it. So a tick is published once, however many
+the message, and publishes the next schedule message. So a tick is published once, however many
 processes look and whenever they die.
 
 The delay counts the time that passes, and instants are times of the wall clock. So whoever takes
@@ -173,7 +173,7 @@ class Schedule:
     def _change(self, how: Callable[[Schedule], Schedule | None]) -> None:
         _change(self._of(), self.name, how)
 
-    # -- what is due ----------------------------------------------------------------------------
+    # -- due ticks ------------------------------------------------------------------------------
 
     def _rule(self) -> Rule:
         if self.every is not None:
@@ -277,7 +277,7 @@ class _UnknownError(UsageError):
 
 
 def settle(engine: AnyEngine, delivery: Delivery) -> None:
-    """Publish what is due of a schedule that was taken, and let it wait for its next instant.
+    """Publish the due ticks of a schedule that was taken, and let it wait for its next instant.
 
     Raises :class:`StoreError`; the caller still has the delivery then.
     """
@@ -291,7 +291,7 @@ def settle(engine: AnyEngine, delivery: Delivery) -> None:
         _exchange(engine, delivery, found, instants, follows)
     except DuplicateError:
         # A program scheduled the name anew in the moment in which nothing held it. That schedule
-        # goes on, and publishes what is due after its start.
+        # goes on, and publishes the ticks that are due after its start.
         newer = _find(engine.queue(QUEUE), found.name)
         if newer is None:
             raise
@@ -306,8 +306,8 @@ def _exchange(
     instants: Sequence[Microseconds],
     follows: Schedule | None,
 ) -> None:
-    """Publish the ticks of a schedule that was taken, and put the one that follows in its place:
-    all of it or nothing."""
+    """Publish the ticks of a schedule that was taken, and replace its message by the next one: all
+    of it or nothing."""
     now = wall_us()
     delay = None
     with engine.transaction() as tx:

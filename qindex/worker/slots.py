@@ -204,7 +204,7 @@ class Slot:
             return True
 
     def _settle_done(self) -> None:
-        """Acknowledge what is done. Lock held."""
+        """Acknowledge the messages that are done. Lock held."""
         done = [one for one in self._done if not one.settled]
         self._done = []
         try:

@@ -102,7 +102,7 @@ class Ticker:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def turn(self, timeout: float) -> None:
-        """Publish what is due until nothing was for ``timeout`` seconds."""
+        """Publish due ticks until none was due for ``timeout`` seconds."""
         queue = self._engine.queue(schedules.QUEUE)
         self._look(queue)
         self._consumer = consumer = queue.consume(1, timeout, lease=schedules.LEASE)
