@@ -18,7 +18,7 @@ class Background:
     from ending.
 
     Nobody waits for ever on its account: where the system has no thread left, or is shutting down,
-    :meth:`start` says so and can be called again, and :meth:`join` waits for what was started only.
+    :meth:`start` says so and can be called again. :meth:`join` waits only for a started thread.
     """
 
     def __init__(self, run: Callable[[], None], name: str) -> None:

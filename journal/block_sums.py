@@ -1,11 +1,11 @@
-"""Checksums of what an index file holds, kept beside it: a flipped bit is found and put right.
+"""Checksums of the bytes of an index file, kept beside it: a flipped bit is found and repaired.
 
 RabbitMQ's formats have no checksum for a deliver or ack record: a flipped bit in one makes it the
 ack of another message, and nobody can tell. So for each file ``F`` of the queue index there is a
 file ``F.sum``, under a name that RabbitMQ ignores, with a checksum for each 4 KiB of it. A block
 whose checksum does not hold is healed by trying each of its 32,768 bits: 64 bits of checksum leave
-no doubt about which one it was. It is a help, not a commitment: it is never synced, and what it
-does not cover, or no longer fits, is left as it is.
+no doubt about which one it was. It is a help, not a commitment: it is never synced, and bytes that
+it does not cover or that do not fit it any more are left as they are.
 
 A sum file is a sequence of extents, each for bytes that were appended at once, big-endian::
 
@@ -88,10 +88,10 @@ def read_sums(fs: FileSystem, path: PathLike) -> bytes | None:
 
 
 def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> Healed:
-    """Hold ``data`` against its sums and put single flipped bits right.
+    """Hold ``data`` against its sums and repair single flipped bits.
 
-    ``power_lost``: neither file may be what it was last, so that the sums may be of other bytes.
-    A few records may then differ by one bit from those that stood in their place; in a block of
+    ``power_lost``: either file may have lost its last writes, so the sums may be of other bytes.
+    A few records may then differ by one bit from the earlier records in their place. In a block of
     64 bytes or more that can't be.
 
     Never raises on any bytes. O(size), and about 20 ms for each block that does not hold (eight at

@@ -90,7 +90,7 @@ class Retired:
 class Journal:
     """Append-only, memory-mapped, one writer at a time (the queue's lock).
 
-    An append has two steps, so that what can fail comes before the commit:
+    An append has two steps, so that every step that can fail comes before the commit:
     :meth:`make_room` where ``limit`` (for deliver and ack records ``word_limit``) says that there
     is none, then :meth:`store` or :meth:`store_word`, which do not fail. :meth:`append` does both,
     for a batch of any size.

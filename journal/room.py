@@ -1,8 +1,8 @@
 """Room for a journal: blocks are reserved before they are mapped, and some more after the map.
 
 After the map the file has a *reserve*, which only deliver and ack records may use, once the disk
-is full: consuming is what makes room again. It is as large as the delivers and acks of what the
-journal can hold, and of one segment; at least a page.
+is full: consuming makes room again. It is as large as the delivers and acks of all messages that
+the journal can hold, and of one segment; at least a page.
 """
 
 from __future__ import annotations

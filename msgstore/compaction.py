@@ -50,7 +50,7 @@ _LONGEST_STALL = 0.25
 _SLACK = 1.05
 """The excess of a full store over the size that garbage_ratio allows its files."""
 _CALM = 0.8
-"""Below this share of what the disk may hold compaction takes its time."""
+"""Below this share of the bytes that the disk may hold, compaction takes its time."""
 _LONGEST_REST = 0.01
 
 
@@ -424,7 +424,7 @@ class Compactor:
         self._rested = time.monotonic()
 
     def mark_stuck(self, source: int, reason: str) -> None:
-        """Leave a file alone from now on: its bytes are not what the index says."""
+        """Leave a file alone from now on: its bytes do not match the index."""
         with self._state.lock:
             self._state.summary.files[source].stuck = reason
 

@@ -59,7 +59,7 @@ class Writer:
         self._group.before_waiting = order.add(Rank.STORE_SYNC, self._group.is_mine)
 
     def check_item(self, msg_id: bytes, size: int, references: int) -> None:
-        """Raise :class:`UsageError` for what can't be stored: ``size`` bytes of record."""
+        """Raise :class:`UsageError` if a record of ``size`` bytes can't be stored."""
         if len(msg_id) != ID_SIZE:
             raise UsageError(f"a message id has {ID_SIZE} bytes, not {len(msg_id)}")
         if size > self._max_record:

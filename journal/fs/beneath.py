@@ -106,10 +106,10 @@ def private_directory(path: PathLike, fs: FileSystem = REAL) -> FileSystem:
 def make_store_directory(outside: FileSystem, fs: FileSystem, path: str, mode: int | None) -> None:
     """Make the directory of a new store, or take an empty one, with the mode that its files follow.
 
-    ``mode``: of files; ``None``: 0600. A directory for a group keeps its group for all that is
-    made in it (the set-group-ID bit). Parents that are missing get the same mode. ``outside``:
-    makes what is missing; ``fs``: confined to the directory. A directory of another user keeps its
-    mode. Raises :class:`OSError`.
+    ``mode``: of files; ``None``: 0600. A directory for a group keeps its group for all files made
+    in it (the set-group-ID bit). Missing parents get the same mode. ``outside``: makes the missing
+    directories; ``fs``: confined to the directory. A directory of another user keeps its mode.
+    Raises :class:`OSError`.
     """
     missing = []
     above = path
@@ -239,7 +239,7 @@ class BeneathFileSystem(RealFileSystem):
         self._root(root).mode = None
 
     def follow(self, path: str) -> None:
-        """Make nothing new more accessible than what is at ``path``. For held directories."""
+        """Make no new file more accessible than the file at ``path``. For held directories."""
         status = self.stat(path)
         bits = stat.S_IMODE(status.st_mode)
         if stat.S_ISREG(status.st_mode):

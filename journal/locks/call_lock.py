@@ -93,7 +93,7 @@ class CallLock(OwnedLock):
         return self.refusal is not None or self.is_inherited()
 
     def check(self) -> None:
-        """Raise what it was told to raise. Held or not."""
+        """Raise the error set by :meth:`refuse`, if any. Held or not."""
         if self.is_inherited():
             forks.noticed()
             self.refuse(ForkedError, forked_text(self.whose))

@@ -69,7 +69,7 @@ class Calls:
         return lock is not None and lock._is_owned()
 
     def check(self) -> None:
-        """Raise what it was told to raise, and :class:`ForkedError` in a forked child."""
+        """Raise the error set by :meth:`refuse`, if any; :class:`ForkedError` in a forked child."""
         if self._stamp != forks.stamp():
             self.refuse(ForkedError, forked_text(self._whose))
         if self._refusal is not None:
