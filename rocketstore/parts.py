@@ -150,8 +150,8 @@ class Parts:
             save_note(self.fs, self.paths.dispatch_note, note)
 
     def sync_after_crash(self, note: DispatchNote | None) -> None:
-        """Sync what the log holds after the last checkpoint, and mark what queues and index hold
-        after it as not synced: it may be in the system's memory alone.
+        """Sync the log's records after the last checkpoint, and mark the entries of queues and
+        index after it as not synced: they may be in the system's memory alone.
 
         Raises :class:`journal.errors.StorageError`.
         """

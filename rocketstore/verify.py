@@ -3,8 +3,8 @@
 No lock is held: a writer can open the store at any time. A store that no process has open for
 writing is checked to its end, and queues and index must agree with all of its log. Beside a writer
 one moment is checked: first the ends of index and queues are looked up, then that of the log, which
-they follow. So all that they had then must agree with the log, and what the writer adds later is
-not read. Whatever is found beside a writer is looked for again, and counts only if it is found both
+they follow. So all that they had then must agree with the log, and bytes that the writer adds later
+are not read. A finding beside a writer is looked for again, and counts only if it is found both
 times.
 """
 

@@ -265,9 +265,9 @@ class IndexFile(MappedFile):
         """Offsets of all entries with this hash that can have been stored from ``begin`` to
         ``end`` (ms), newest first.
 
-        Entry times are whole seconds, and that of a file's first entry can be too late: what the
-        stored message itself says decides, this only leaves out what can't match. A chain that
-        does not run toward older entries is damaged and ends the search.
+        Entry times are whole seconds, and that of a file's first entry can be too late. The time in
+        the stored message decides; this only leaves out entries that can't match. A chain that does
+        not run toward older entries is damaged and ends the search.
         """
         count = self.header.count
         number = self._newest(key_hash)

@@ -106,7 +106,7 @@ class CommitLog:
             self._use(self._last)
 
     def _use(self, file: MappedFile) -> None:
-        # First what can fail: until it has, the old file stays the one in use.
+        # The step that can fail comes first: if it fails, the old file stays in use.
         self.view = self.files.mapped(file)
         self._last = file
         self.base = file.start

@@ -140,7 +140,7 @@ class ConsumerOffsets:
         return self._table.get(_place(group, topic), {}).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set an offset, in memory. Raises :class:`UsageError` for what can't be one."""
+        """Set an offset, in memory. Raises :class:`UsageError` if it can't be an offset."""
         place = _place(group, topic)
         if offset < 0 or queue_id < 0:
             raise UsageError(f"offset {offset} and queue {queue_id} must not be negative")

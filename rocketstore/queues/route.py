@@ -17,7 +17,7 @@ class Route:
     message there.
 
     ``start`` are the bytes of queue id and flag (0), ``field`` is the topic as a record has it,
-    after its length. Raises :class:`UsageError` for what can't be a topic or a queue id.
+    after its length. Raises :class:`UsageError` if they can't be a topic and a queue id.
     """
 
     __slots__ = ("field", "key", "ordinal", "queue_id", "start", "topic")

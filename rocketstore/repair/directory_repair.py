@@ -29,9 +29,9 @@ def repair_directory(
     *,
     crashed: bool,
 ) -> tuple[Layout, list[Finding]]:
-    """Look at the directory; lengthen what a crash cut short, set aside what ``repair`` may.
+    """Look at the directory; lengthen files that a crash cut short, set aside files if ``repair``.
 
-    Raises :class:`DamageError` for what no crash explains, unless ``repair``; and
+    Raises :class:`DamageError` for damage that no crash explains, unless ``repair``; and
     :class:`StorageError`.
     """
     fs = options.fs

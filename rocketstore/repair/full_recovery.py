@@ -96,7 +96,7 @@ def _boot_changed(parts: Parts, note: DispatchNote | None) -> bool:
 
 
 def _still_true(parts: Parts, note: DispatchNote) -> bool:
-    """Whether files and log are still those that were vouched for."""
+    """Return whether files and log are still those that the note vouches for."""
     commitlog = parts.commitlog
     if note.sizes_only:
         return False
@@ -124,7 +124,7 @@ def _queues_hold(parts: Parts, note: DispatchNote) -> bool:
         if queue.starts[-1] + queue.file_size < end:
             return False
         if queue.starts[0] > min_position:
-            # Files go from the front only when the log has lost what they point to.
+            # Files go from the front only when the log has lost the messages they point to.
             units = queue.units(queue.starts[0] // UNIT_SIZE, queue.starts[0] // UNIT_SIZE + 1)
             if len(units) == 0 or int(units["offset"][0]) > minimum:
                 return False
@@ -337,7 +337,7 @@ class QueueRepairs:
             repair.put(*batch.units(chosen))
 
     def settle(self, end: int) -> None:
-        """The log ends here: drop what the queues have after it."""
+        """Drop the units of the queues after ``end``, where the log ends."""
         parts = self._parts
         minimum = max(parts.commitlog.min_offset, 0)
         for key in parts.queues:
@@ -348,7 +348,7 @@ class QueueRepairs:
             repair.queue.correct_min(minimum)
 
     def finish(self, end: int) -> set[QueueKey]:
-        """Settle the queues, and report and return those that differed."""
+        """Settle the queues; report and return the queues that differed."""
         self.settle(end)
         for repair in self.each.values():
             if repair.changed:
