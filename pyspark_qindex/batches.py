@@ -42,7 +42,7 @@ def tell(
     *,
     permissive: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows for damage; what a crash leaves, which an open repairs, is none.
+    """Yield rows for damage. Traces of a crash, which an open repairs, are not damage.
 
     Raises :class:`ReadFailedError` with the first where the read is not permissive.
     """

@@ -225,7 +225,7 @@ def queue_parts(
 
 
 def _listed(part: QueuePart, fs: FileSystem) -> QueuePart:
-    """Return a queue with what a listing tells of it."""
+    """Return a queue with the segments and the weight that a listing shows."""
     weight = part.weight
     numbers: set[int] = set()
     for name in fs.listdir(part.directory):
@@ -273,13 +273,14 @@ def split(part: Part, most: int) -> list[Part]:
 
 
 def narrowed(part: QueuePart, numbers: tuple[int, ...]) -> QueuePart:
-    """Return a part of a part: the segments ``numbers``, and what they need of its moment."""
+    """Return a part of a part: the segments ``numbers``, with the files of its moment they need."""
     weight = part.weight * len(numbers) // max(len(part.numbers), 1)
     return replace(part, numbers=numbers, pinned=_narrowed(part, numbers), weight=weight)
 
 
 def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
-    """Return what a piece needs of the moment: its segments, and the journal if it touches them."""
+    """Return the files of the moment that a piece needs: its segments, and the journal if it
+    touches them."""
     pinned = part.pinned
     if pinned is None or pinned.pairs:
         return pinned

@@ -129,7 +129,7 @@ class QindexReader(PartsReader, DataSourceReader):
     _read_part = staticmethod(read_part)
 
     def partitions(self) -> list[Parts]:
-        """Plan; raises one-line errors of :mod:`journal.errors` for what can't be read."""
+        """Plan the read. Raises one-line errors of :mod:`journal.errors` if it can't be read."""
         options = self.options
         if options.include in ("messages", "entries"):
             tasks = plan_queues(options)

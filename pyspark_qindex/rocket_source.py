@@ -41,5 +41,5 @@ class RocketReader(PartsReader, DataSourceReader):
     _read_part = staticmethod(read_rocket_part)
 
     def partitions(self) -> list[Parts]:
-        """Plan; raises one-line errors of :mod:`journal.errors` for what can't be read."""
+        """Plan the read. Raises one-line errors of :mod:`journal.errors` if it can't be read."""
         return [Parts(list(task)) for task in plan_rocket(self.options)]

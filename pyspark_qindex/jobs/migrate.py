@@ -139,7 +139,7 @@ def migrate(
 
 
 def _kept(rows: DataFrame) -> DataFrame:
-    """Run the tasks now, and keep what they give: the stores are there then."""
+    """Run the tasks now, and keep their rows: the stores are there then."""
     rows.persist(StorageLevel.MEMORY_AND_DISK).count()
     return rows
 

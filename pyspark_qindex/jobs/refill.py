@@ -216,7 +216,7 @@ class QueueFill:
             settle(self._fs, self._path)
 
     def _finish_queue(self, kept: QueueKept) -> None:
-        """Write what a queue has beside its messages."""
+        """Write the settings, the next seq_ids and the delivery counts of a queue."""
         settings = dict(kept.settings or {})
         highest = max(
             (one for name, one in self._next if name == kept.name and one is not None), default=-1

@@ -289,8 +289,8 @@ def _fill_queues(
 
 
 def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
-    """Return what an import puts. Raises :class:`StoreError` for what no export has written: tables
-    pass through many hands."""
+    """Return the message that an import puts for a row. Raises :class:`StoreError` for a row that
+    no export has written: tables pass through many hands."""
     queue, seq_id, msg_id = row["queue"], row["seq_id"], row["msg_id"]
     place = f"{row['store']}: message {seq_id} of queue {queue!r} is none of an export"
     if not queue:

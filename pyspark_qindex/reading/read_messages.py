@@ -19,7 +19,7 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
     """Yield the messages of a part of a queue, in the order of its seq_ids.
 
     Raises :class:`ReadFailedError` for damage in a read that is not permissive. Memory: one
-    segment, and of what the message store has of it some megabytes at a time.
+    segment, and some megabytes at a time of its messages in the message store.
     """
     on_rows: set[tuple[str, int]] = set()
 

@@ -362,5 +362,5 @@ def _is_sound(file: IndexFile, part: IndexPart) -> bool:
         before = file.header
         file.load()
         if file.header != before:
-            return True  # it is written to: what it will have been is for a later look
+            return True  # it is being written: a later look judges it
     return False

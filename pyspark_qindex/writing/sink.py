@@ -1,4 +1,4 @@
-"""The sink ``qindex``: what a query gives is published into a queue of one of our stores.
+"""The sink ``qindex``: the rows of a query are published into a queue of one of our stores.
 
 Exactly once for a streaming query, across any number of restarts from its checkpoint; for a batch
 write with the option ``jobId`` the same for each id, without it at least once. See

@@ -59,7 +59,7 @@ class Progress:
 class Staging:
     """The staging directory of a store. All methods raise :class:`StorageError`.
 
-    ``fs`` gives what it makes the mode of the store's directory, which a group may share.
+    ``fs`` makes files with the mode of the store's directory, which a group may share.
     """
 
     def __init__(self, store: str) -> None:
