@@ -341,7 +341,7 @@ def begin(owner: Owner, delivery: Delivery, verb: int, values: tuple[Any, ...] =
 
 
 def failed(owner: Owner, delivery: Delivery, error: BaseException) -> None:
-    """Mark a delivery as outstanding again, or as lapsed, after an error of what settles it."""
+    """Mark a delivery as outstanding again, or as lapsed, after a call to settle it has failed."""
     owner.unmark(delivery)
     if isinstance(error, LeaseExpiredError):
         owner.mark(delivery, LAPSED)

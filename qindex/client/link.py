@@ -327,8 +327,8 @@ class Home:
 
         Args:
             queue: The queue whose number goes after the verb (:class:`Opens`), or None.
-            request: The session that holds what it is about, or :data:`ANY`; the verb; and the
-                other arguments.
+            request: The session that holds the subject of the request, or :data:`ANY`; the verb;
+                and the other arguments.
 
         Raises:
             DisconnectedError: The server has gone in the middle of the call.
@@ -419,7 +419,7 @@ class Home:
 
 
 def result(reply: list[Any]) -> list[Any]:
-    """Return what a reply has. Raises its error."""
+    """Return the values of a reply. Raises its error."""
     if reply[1] == wire.DONE:
         return reply[2:]
     raise wire.error_of(*reply[2:5])

@@ -88,7 +88,7 @@ class Requests(shared.Shared):
         self._until_look = 0
 
     def start(self, engine: qindex.Engine) -> None:
-        """Find what the store holds. O(queues and messages in ``requests.waiting``)."""
+        """Find the requests in the store. O(queues and messages in ``requests.waiting``)."""
         if self.engine is not None:
             return
         self.engine = engine

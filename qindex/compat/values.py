@@ -78,8 +78,8 @@ class Values:
         return None
 
     def drop_kept(self, key: str) -> None:
-        """Drop the value that does not expire of a key that has one which does: whoever set that
-        may have been killed before it came to this."""
+        """Drop the value without expiry of a key that also has an expiring value. The process that
+        set the expiring value may have been killed before it dropped the other."""
         self._drop(one for one in self._queue.find(key, MOST) if one.priority == _KEPT)
 
     def items(self) -> dict[str, bytes]:

@@ -422,7 +422,7 @@ class Moves:
     # -- transactions ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what a commit has to raise now. :attr:`lock` held."""
+        """Raise the error that refuses commits now, if any. :attr:`lock` held."""
         if self._closed:
             raise ClosedError("the engine is closed")
         if self.poison.reason is not None:
@@ -449,8 +449,8 @@ class Moves:
             unsettled.append(noted)
 
     def undo(self, noted: Noted, parts: Iterable[Undoable]) -> None:
-        """Drop what a transaction has published, which is not committed. What can't be dropped is
-        left for the next open."""
+        """Drop the messages that an uncommitted transaction has published. Messages that can't be
+        dropped are left for the next open."""
         self.log.end_one(noted)
         whole = True
         dropped: dict[QueueState, None] = {}
@@ -534,9 +534,8 @@ class Moves:
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:
-        """Settle all, keep it so during a block that deletes a queue, and forget it durably: what
-        was acknowledged is not to count for a new queue of this name. Raises
-        :class:`StoreError`."""
+        """Settle all, keep it so during a block that deletes a queue, and forget it durably: the
+        acknowledgements must not count for a new queue of this name. Raises :class:`StoreError`."""
         with self.lock:
             self._settle()
             yield

@@ -417,7 +417,7 @@ class Follower:
             self._next = int(part.seqs[-1]) + 1
 
     def _skip_to(self, seq: int, reason: str = GONE) -> None:
-        """Note that nothing is left of what comes before ``seq``."""
+        """Note that no message before ``seq`` is left."""
         first = max(self._next, self._silent_below)
         if first < seq:
             self._add_gap(first, seq, reason)

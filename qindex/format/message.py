@@ -35,7 +35,7 @@ class Message:
 
 
 def as_bytes(body: Body) -> bytes:
-    """Return a body as bytes, a copy of what may change. Raises :class:`UsageError` for anything
+    """Return a body as bytes, copied if it is mutable. Raises :class:`UsageError` for anything
     else."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)

@@ -49,8 +49,8 @@ def walk_segment(
     ``first_seq``: the seq_id of rel 0. A next-step record is given as of kind ``DELIVER``; which
     step it is, its place among the others of its seq_id tells.
 
-    Stops at the first incomplete record (``TORN``), at zero bytes (``ZEROS``: prefix 00 is no
-    record), and at a rel outside of the segment or a record longer than ``max_embedded``
+    Stops at the first incomplete record (``TORN``), at zero bytes (``ZEROS``: no record has prefix
+    00), and at a rel outside of the segment or a record longer than ``max_embedded``
     (``LIMIT``). Never raises on any bytes. O(records), less for runs of equal length.
     """
     whole = memoryview(data)[:stop]

@@ -41,7 +41,7 @@ SLOT_SIZE = _SLOT.size + _CHECK_SIZE
 RESERVE_SLOTS = (0, 1)
 FLOOR_SLOTS = (2, 3)
 _HIGHEST = 2 * MAX_SEQ_ID
-"""Reservations reach beyond what they are asked for."""
+"""A reservation reaches past the highest seq_id that its caller requests."""
 FILE_SIZE = SLOT_SIZE * (len(RESERVE_SLOTS) + len(FLOOR_SLOTS))
 
 
@@ -75,8 +75,8 @@ def sound_slots(data: bytes) -> Iterator[SeqSlot]:
 
 def sound_slot(data: bytes, at: int) -> SeqSlot | None:
     """Return the slot at offset ``at`` of a file if its checksum matches, or does with one bit
-    flipped back: an empty queue may have no other trace of its seq_ids. One with numbers that are
-    no seq_ids is none of ours."""
+    flipped back: an empty queue may have no other trace of its seq_ids. A slot whose numbers can't
+    be seq_ids is not one of ours."""
     check = data[at + _SLOT.size : at + SLOT_SIZE]
     if check in _NEVER_WRITTEN:
         return None  # a slot that was never written

@@ -128,7 +128,7 @@ def changeable(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def checked_name(name: str) -> bytes:
-    """Return the bytes of a queue's name. Raises :class:`UsageError` for what can't be one."""
+    """Return the bytes of a queue's name. Raises :class:`UsageError` if it can't be a name."""
     if not isinstance(name, str):
         raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
     try:

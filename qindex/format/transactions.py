@@ -18,8 +18,8 @@ The boot id names the run of the operating system, empty if unknown, or is :data
 several messages has all of them in one frame, and acknowledges as many, in the same order.
 
 A transaction without a frame of its commit never happened. The last frame may be torn by a crash:
-what it was to announce had not begun. Any other frame whose checksum is wrong is damaged. Where
-there is one, no transaction is taken for uncommitted: a message too many is better than one too
+then the step that it announces had not begun. Any other frame whose checksum is wrong is damaged.
+If there is one, no transaction is taken for uncommitted: a message too many is better than one too
 few.
 """
 
@@ -51,7 +51,7 @@ _LENGTH = struct.Struct(">I")
 _NUMBER_OF = struct.Struct(">14xQ")
 """The number in a frame that was written here."""
 _AROUND = _HEAD.size + 1
-"""Bytes of a frame beside what it holds."""
+"""Bytes of a frame beside its content."""
 _UINT64 = b"\xcf"
 _ONE_ID = b"\x91\xc4\x10"
 """A list of one item, of 16 bytes."""

@@ -23,8 +23,8 @@ class FileBudget:
     ``store_files`` for each of the two message stores."""
 
     def __init__(self, max_open_files: int | None) -> None:
-        """``max_open_files``: at most three quarters of what the process may open are used.
-        ``None``: half of it, at most 4,096."""
+        """``max_open_files``: at most three quarters of the files that the process may open are
+        used. ``None``: half of them, at most 4,096."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             soft = 1 << 30

@@ -175,7 +175,7 @@ class QueueIndex(IndexReader):
             self._packed = b""
 
     def rest(self) -> None:
-        """Close the journal, and put away the memory of what the next touch takes back: the maps of
+        """Close the journal, and put away the memory that the next touch takes back: the maps of
         segments with nothing outstanding, and the positions."""
         tail = self.tail
         self.tail_end = 0

@@ -180,7 +180,7 @@ def plan_segment(segment: Segment, first_rel: int, journal_offsets: I64) -> Segm
 
 
 def append(fs: FileSystem, directory: str, journal: ReadBuffer, segment: SegmentPlan) -> int:
-    """Append what a flush has for a segment in which something is not acknowledged, and sync it.
+    """Append a flush's records to a segment with unacknowledged entries, and sync it.
 
     Fill in the results of the plan, and return the bytes written. The caller syncs the directory.
     """
@@ -239,7 +239,7 @@ def _forget_removed(segment: SegmentPlan) -> None:
 
 
 class _Appender:
-    """Appends to a segment file and takes the checksums of what it appends."""
+    """Appends to a segment file and takes the checksums of the appended bytes."""
 
     def __init__(self, fs: FileSystem, fd: int, size: int) -> None:
         self._fs = fs
@@ -268,7 +268,7 @@ def remove_sums(fs: FileSystem, path: str, *, durably: bool = True) -> None:
 
     The removal is synced, unless the caller syncs the directory itself before it lets anything go
     that the data is of. Otherwise a loss of power could bring back checksums of other bytes, and
-    what they cover would pass for lost.
+    the bytes that they cover would pass for lost.
     """
     if unlink_if_there(fs, path + SUMS_SUFFIX) and durably:
         fs.sync_dir(os.path.dirname(path))

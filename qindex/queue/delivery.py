@@ -411,7 +411,7 @@ class Batch(Sequence[Delivery]):
         self._states = bytearray()
         self._extras: Extras = []
         self._counts: dict[int, int] = {}
-        # What is before the seq_ids of the index in those that users get.
+        # Added to a seq_id of the index it makes the seq_id that users get.
         self._base = 0
         # The seq_ids ascend: no delayed message is among them.
         self._ordered = True

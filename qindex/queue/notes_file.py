@@ -32,8 +32,8 @@ _READ_TOGETHER = 2048
 class NotesFile:
     """One file of a queue, whose lock is held for every call.
 
-    ``what``: what it has, for errors and findings; ``lost``: what follows where a record is gone.
-    ``records``: how many it holds.
+    ``what``: its content in words, for errors and findings; ``lost``: the consequence of a lost
+    record. ``records``: how many it holds.
     """
 
     def __init__(self, index: QueueIndex, name: str, what: str, lost: str) -> None:
@@ -102,7 +102,7 @@ class NotesFile:
                 fs.close(fd)
 
     def read(self) -> tuple[Notes, bool]:
-        """Read the file, report damage, and return what it says, and whether a clean close has
+        """Read the file, report damage, and return its notes, and whether a clean close has
         written it, and nothing has changed since. Raises :class:`StorageError`."""
         with storage_errors(self._path, f"{self._what} can't be read"):
             data = read_optional(self._index.fs, self._path)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A message ready to be appended: ``record`` is what the index embeds (empty: none),
-    ``stored`` what the message store gets, ``sealed`` whether ``record`` needs no checksum."""
+    """A message ready to be appended. ``record``: the bytes that the index embeds (empty: none);
+    ``stored``: those for the message store; ``sealed``: whether ``record`` needs no checksum."""
 
     msg_id: bytes
     size: int

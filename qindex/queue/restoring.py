@@ -64,7 +64,7 @@ def _prepared(producer: Producer, moved: Moved) -> Prepared:
 
 
 class _Marks(Notes):
-    """Mark those of an append that were delivered before, before anybody else sees them.
+    """Mark the messages of an append that were delivered before, before anybody else sees them.
 
     ``error``: that failed, and the messages are there all the same.
     """

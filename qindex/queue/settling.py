@@ -345,7 +345,7 @@ class Settler:
                 counts.forgive(seq, before, state.returns)
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
-        """Take back those of these that are not settled, each to its place; they do not count."""
+        """Take back the deliveries that are not settled, each to its place; they do not count."""
         with self.state.lock, self.state as state:
             for delivery in deliveries:
                 if not delivery.settled:

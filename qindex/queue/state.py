@@ -40,10 +40,10 @@ class QueueState:
     """One queue. ``index.live - index.out`` messages are ready, ``index.out`` with consumers.
 
     A critical section is ``with state.lock, state:``. The lock is given back by a function in C, so
-    that no signal's handler can raise in its stead. A block that is left by an exception that is no
-    :class:`StoreError` (Ctrl-C, no memory) may have left things half done. Then the next one who
-    takes the lock reads the queue again from its journal, before anything else. The calls for
-    single messages do the same by :meth:`take` and :meth:`leave`.
+    that no signal's handler can raise in its stead. If an exception other than :class:`StoreError`
+    ends the block (Ctrl-C, no memory), the work may be half done. Then the next thread that takes
+    the lock reads the queue again from its journal, before anything else. The calls for single
+    messages do the same by :meth:`take` and :meth:`leave`.
     """
 
     __slots__ = (
@@ -115,7 +115,7 @@ class QueueState:
         self.messages: Messages | None = messages
         self.alarm: Alarm = alarm
         self.calls: Calls = calls
-        # What is before the seq_ids of the index in those that users get.
+        # Added to a seq_id of the index it makes the seq_id that users get.
         self.base: int = (priority or 0) << SHIFT
         # The properties of a message that is published without any, and how its record has them.
         self.properties: dict[str, int] = properties_of(self.base)

@@ -191,7 +191,8 @@ class UniqueKeys:
     # -- the file -------------------------------------------------------------------------------
 
     def note_published(self) -> None:
-        """Write what the file lacks; as :meth:`qindex.queue.delays.DueTimes.note_published`."""
+        """Write the notes that the file lacks; as
+        :meth:`qindex.queue.delays.DueTimes.note_published`."""
         try:
             if self._file.records > 2 * len(self._table) + 2 * len(self._windows) + _MOST_SPARE:
                 self._rewrite()

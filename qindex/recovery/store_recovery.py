@@ -437,7 +437,7 @@ def _rewrite(
             if as_filed is None:
                 raise
             _log.warning("%s: is served from its journal: %s", directory, error)
-            # The acks in it may be what the message store deletes messages for.
+            # The message store deletes messages because of the acks in it. They must last.
             _sync_journal(fs, loaded)
             _remove_unfinished(fs, directory, loaded.names)
             has_settings = layout.SETTINGS in loaded.names
@@ -461,8 +461,8 @@ def _rewrite(
 
 
 def _may_serve(loaded: LoadedQueue, seq_file: SeqFile, error: StorageError) -> bool:
-    """Return whether the queue can be used as its journal and files are, where the disk has no room
-    to move what the journal holds: nothing else was to be changed."""
+    """Return whether the queue can be used as its journal and files are, if the disk has no room to
+    move the journal's entries: recovery had nothing else to change."""
     unchanged = not (loaded.findings or loaded.transient)
     return unchanged and seq_file.same_run and is_passing(error)
 
@@ -532,7 +532,7 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
 
 
 def _sync_journal(fs: FileSystem, loaded: LoadedQueue) -> None:
-    """Make the journal durable, before the segments cease to be what it is merged with."""
+    """Make the journal durable, before the segments that it is merged with change."""
     if loaded.journal_size:
         sync_file(fs, os.path.join(loaded.directory, journal_format.FILE_NAME))
         fs.sync_dir(loaded.directory)

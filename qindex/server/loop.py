@@ -125,7 +125,7 @@ Bells = Sequence[tuple[QueueState, Bell]]
 
 class Waiting:
     """A call that waits for a bell of a queue, or for the first of several. ``attempt``: tries it
-    again, ``None``: it goes on waiting; ``expire``: what it gives when its time is up."""
+    again, ``None``: it goes on waiting; ``expire``: makes its result when its time is up."""
 
     __slots__ = ("attempt", "bells", "conn", "expire", "is_over", "number", "server")
 
@@ -452,7 +452,7 @@ class Loop:
         self._close(conn)
 
     def _note(self, what: str, value: object) -> None:
-        """Log what a client did; not for ever, whatever it does."""
+        """Log a fault of a client. The number of these lines is limited."""
         if self._notes < _MOST_NOTES:
             self._notes += 1
             _log.warning(what, value)
@@ -618,7 +618,7 @@ class Loop:
     # -- other threads -------------------------------------------------------------------------
 
     def aside_value(self, conn: Connection, number: int, call: Callable[[], Any]) -> Reply:
-        """Make a call in another thread, and reply with what it gives."""
+        """Make a call in another thread, and reply with its result."""
         return self.aside(
             conn, number, lambda: wire.frame(number, wire.DONE, wire.as_plain(call()))
         )
@@ -631,7 +631,7 @@ class Loop:
         done: Callable[[bytes], Reply] | None = None,
         refused: Callable[[BaseException], Reply] | None = None,
     ) -> Reply:
-        """Make a call in another thread. ``done``: called on the loop's with what it gives, to
+        """Make a call in another thread. ``done``: called on the loop's thread with its result, to
         make the reply; ``refused``: with its error."""
         if self.pool is None:
             self.pool = ThreadPoolExecutor(_THREADS, "qindex-server")

@@ -71,7 +71,7 @@ def connect(directory: str) -> socket.socket:
 
 
 def listen(directory: str, fd: int, group: int | None = None) -> tuple[socket.socket, int]:
-    """Listen on the socket of a directory; whoever calls has its lock. Return the socket, and the
+    """Listen on the socket of a directory; the caller has its lock. Return the socket, and the
     number of its file. Raises :class:`StorageError`."""
     path = socket_path(directory, fd)
     try:

@@ -110,7 +110,7 @@ _KEPT = 1 << 20
 
 
 def frame(*values: Any) -> bytes:
-    """Return the frame of an array. Raises :class:`UsageError` for what msgpack has no bytes for.
+    """Return the frame of an array. Raises :class:`UsageError` for values that msgpack can't pack.
 
     >>> frame(1, 0, 7).hex(" ")
     '00 00 00 04 93 01 00 07'

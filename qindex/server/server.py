@@ -516,7 +516,7 @@ class Server(Loop):
         return self.frame(number, wire.DONE) if request[2] else None
 
     def _cancel(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        """The consumer has ended: what it was not given goes back, and does not count."""
+        """End a consumer: the messages that it did not get go back, and do not count."""
         consumer, session = conn.consumer, conn.session
         if consumer is not None:
             consumer.leave()

@@ -90,7 +90,7 @@ HeldBatch = tuple[Served, dict[int, Delivery], Batch]
 
 class Together:
     """A transaction of a client. ``lock``: held for each of its calls, some of which are made by
-    other threads. ``acks``: queue, tag and delivery of what it acknowledges."""
+    other threads. ``acks``: queue, tag and delivery of each message that it acknowledges."""
 
     __slots__ = ("acks", "lock", "transaction")
 

@@ -73,7 +73,7 @@ def try_to_connect(directory: str) -> socket.socket | None:
     except (ConnectionRefusedError, ConnectionResetError, FileNotFoundError, BlockingIOError):
         return None
     except NotADirectoryError:
-        return None  # preparing it says what it is
+        return None  # preparing it raises the right error
     except OSError as error:
         raise StorageError(directory, "the server can't be reached", error) from error
 

@@ -353,7 +353,7 @@ class StoreCopy:
 
     def copy_queue_for_node(self, checked: CheckedQueue, saved: SavedQueue) -> None:
         """Copy a queue under the names that a node knows it by: the directory's, and the queue's in
-        its name file. Raises :class:`UsageError` for what a node can't have."""
+        its name file. Raises :class:`UsageError` if a node can't have the queue or a message."""
         directory = checked.queue.directory
         saved.name, raw = self.name_of(checked.queue, saved.vhost)
         if checked.queue.priority is not None:
@@ -412,8 +412,8 @@ class StoreCopy:
                     yield seq, msg_id.ljust(16, b"\0")
 
     def _true_sizes(self, batch: Entries) -> I64:
-        """Return the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
-        says."""
+        """Return the sizes of the bodies. In RabbitMQ's records no checksum covers the size in the
+        entry."""
         if batch.bodies is not None:
             sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
             return self._stored_sizes(batch, sizes)

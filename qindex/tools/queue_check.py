@@ -172,8 +172,8 @@ def size_finding(path: str, offset: int, seq: int, stated: int, size: int) -> Fi
 
 
 def _check_sum_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
-    """Check the sum file of each index file. A file's sums are read before it, for they are
-    written after what they are of, and removed before it goes."""
+    """Check the sum file of each index file. A file's sums are read before the file: they are
+    written after their bytes, and removed before the file goes."""
     for name in sorted(fs.listdir(directory)):
         of = name.removesuffix(SUMS_SUFFIX)
         is_journal = of == journal_format.FILE_NAME

@@ -146,8 +146,8 @@ def _copy(
 
 
 def check_source(copy: StoreCopy, marker: layout.StoreMarker) -> None:
-    """Verify a store of ours that is to be copied; what a move that a crash cut short has brought
-    to a dead-letter queue is left out of its source. Raises as :meth:`StoreCopy.check`."""
+    """Verify a store of ours that is to be copied. If a crash cut a move short, the messages that
+    reached the dead-letter queue are left out of its source. Raises as :meth:`StoreCopy.check`."""
     directory = copy.reader.directory
     noted = read_noted(copy.fs, directory)
     copy.names = [*copy.names, *names_in(noted)]

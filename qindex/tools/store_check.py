@@ -245,8 +245,8 @@ class StoreCheck:
                 yield Finding(one.path, offset, length, cause, what, lost, kind)
 
     def _duplicates(self) -> Iterator[Finding]:
-        """Find messages that are there more than once with different bytes. Equal copies are what
-        a compaction that was cut short leaves, and garbage; but it never copies a whole file."""
+        """Find messages that are there more than once with different bytes. Equal copies are
+        garbage of a compaction that was cut short; but it never copies a whole file."""
         ids, files, offsets, totals = self.all_records()
         order = np.argsort(ids, kind="stable")
         again = order[1:][ids[order][1:] == ids[order][:-1]]

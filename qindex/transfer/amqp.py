@@ -145,7 +145,7 @@ def broker_errors(url: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Say in a line what a broker, or the way to it, has against us."""
+    """Describe an error of a broker, or of the connection to it, in one line."""
     inner: Any = error
     while (cause := _cause(inner)) is not None:
         inner = cause

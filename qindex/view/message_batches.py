@@ -91,7 +91,7 @@ class MessageBatches:
     def of(self, columns: Columns, low: int = 0, high: int = 1 << 62) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a segment with ``low <= seq_id < high`` in order, some at a time.
 
-        Memory: some megabytes of what the message store has of them."""
+        Memory: some megabytes of their messages in the message store."""
         return _Segment(self, columns).batches(low, high)
 
 

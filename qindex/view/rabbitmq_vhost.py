@@ -136,7 +136,7 @@ class Vhost:
     def _renamed(
         self, nameless: Iterable[str], found: list[QueueDirectory]
     ) -> list[QueueDirectory]:
-        """Name what can be named: sub-queues of priority queues of which another has its name."""
+        """Name the sub-queues of a priority queue if another of its sub-queues has a name."""
         known = {
             directory_name(self.name, raw_name(one.name), priority): (one.name, priority)
             for one in found

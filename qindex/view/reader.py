@@ -403,7 +403,7 @@ class StoreReader:
         try:
             moves_expired = self.settings_of(one).dead_letter is not None
         except DamageError:
-            moves_expired = False  # its settings are reported by who shows them
+            moves_expired = False  # the code that shows its settings reports them
         if self.marker.in_version2:
             return DirectoryRules(
                 self.marker.entry_count,

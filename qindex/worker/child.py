@@ -1,8 +1,8 @@
-"""A process that runs handlers, one message at a time: what it is sent, and what it answers.
+"""A process that runs handlers, one message at a time: its requests and its answers.
 
-The worker's process holds the deliveries. It sends what a handler sees, and the child's delivery
-asks it to settle, so that a message whose handler hangs or kills its process is the worker's to
-give back. The child ends with the pipe.
+The worker's process holds the deliveries. It sends the parts that a handler sees, and the child's
+delivery asks it to settle. So if a handler hangs or kills its process, the worker gives the message
+back. The child ends with the pipe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def task_of(delivery: Delivery) -> tuple[Any, ...]:
-    """Return what a child is sent of a delivery."""
+    """Return the parts of a delivery that are sent to a child."""
     return (
         delivery.seq_id,
         delivery.redelivered,

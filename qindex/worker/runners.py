@@ -28,11 +28,11 @@ class Runner(Protocol):
     """Calls the handler for the messages of one slot."""
 
     def run(self, batch: Sequence[Delivery]) -> Iterator[BaseException | None]:
-        """Call it for each message, and yield what it raised. May end before the batch does: what
-        is left was not begun."""
+        """Call the handler for each message, and yield its error or None. May end before the batch
+        does: the remaining messages were not begun."""
 
     def stack(self) -> str:
-        """Return what it is doing."""
+        """Return the handler's stack."""
 
     def cut(self) -> None:
         """End it if possible: its messages are given back."""
