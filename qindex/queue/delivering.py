@@ -618,8 +618,7 @@ class Deliverer:
                     warn_of_full_prefetch(state.name, [one.seq_id for one in given])
 
     def wake_consumers(self) -> None:
-        """Wake all threads that wait for a message or for an ack, to check whether they were
-        stopped."""
+        """Wake all waiters for a message or an ack, to check whether they were stopped."""
         state = self._state
         try:
             if state.lock.is_mine():

@@ -324,7 +324,7 @@ class QueueState:
                 limits.bytes = sum(one.index.ready_bytes() for one in counted)
 
     def notify_all(self) -> None:
-        """Wake all threads that wait for anything. Lock held."""
+        """Wake all waiters, threads and listeners. Lock held."""
         self.arrived.notify_all()
         self.settled.notify_all()
         self.flushed.notify_all()
@@ -470,7 +470,7 @@ class QueueState:
 
     def forget(self, seqs: Iterable[int]) -> None:
         """Drop the notes on acknowledged entries, take their references from the message store, and
-        wake threads that wait for acks. Lock held."""
+        wake the waiters for acks. Lock held."""
         stored = []
         counts, later = self.counts, self.later
         for seq in seqs:
