@@ -33,7 +33,10 @@ LOOPBACK_ONLY: Final = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "
 _LOOPBACK: Final = re.compile(r"//(127\.|localhost\b)")
 _ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 _JAVA: Final = f"-XX:+UseParallelGC {_ARROW}"
-_QUICK_JAVA: Final = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_ARROW}"
+# With one tier the JVM reserves 48 MB for compiled code. Delta fills that.
+_QUICK_JAVA: Final = (
+    f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC {_ARROW}"
+)
 _LOG4J: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
