@@ -145,4 +145,6 @@ def main(title: str, root: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         main(sys.argv[1], Path(place) / "recipe")
-        try_ingest(sys.argv[1].lower(), Path(place) / "ingest", *map(int, sys.argv[2:]))
+        # Delta's over kills only on demand: it has failed with a full machine.
+        if sys.argv[1] == "Iceberg" or sys.argv[2:]:
+            try_ingest(sys.argv[1].lower(), Path(place) / "ingest", *map(int, sys.argv[2:]))
