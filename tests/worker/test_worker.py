@@ -318,25 +318,33 @@ def test_a_coroutine_that_stops_its_loop_does_not_stop_the_others(
         wait_until(lambda: found.worker.figures.done == 4)
 
 
+def run_where_starts_fail(
+    queue: Any, monkeypatch: pytest.MonkeyPatch, failures: list[OSError]
+) -> Running:
+    """Run a worker whose process is replaced after each message. After the first message a start
+    fails for each of the ``failures``, which are used up."""
+    start = processes._SPAWN.Process.start
+
+    def start_or_fail(process: Any) -> None:
+        if worker.figures.done and failures:
+            raise failures.pop(0)
+        start(process)
+
+    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
+    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
+    return Running(worker)
+
+
 def test_a_process_that_can_not_be_started_is_waited_for(
     engine: qindex.AnyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(processes, "_SCARCE_PAUSE", 0.01)
-    start = processes._SPAWN.Process.start
-    failures = [errno.EMFILE, errno.EAGAIN]
-
-    def start_or_fail(process: Any) -> None:
-        if worker.figures.done and failures:
-            raise OSError(failures[0], os.strerror(failures.pop(0)))
-        start(process)
-
+    failures = [OSError(one, os.strerror(one)) for one in (errno.EMFILE, errno.EAGAIN)]
     queue = engine.queue("q")
     queue.publish_many([b"fine", b"fine"])
-    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
-    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
-    found = Running(worker)
-    wait_until(lambda: worker.figures.done == 2 or not found.thread.is_alive())
-    worker.stop()
+    found = run_where_starts_fail(queue, monkeypatch, failures)
+    wait_until(lambda: found.worker.figures.done == 2 or not found.thread.is_alive())
+    found.worker.stop()
     assert (found.join().done, failures) == (2, [])
     assert "can't be started now: Too many open files" in caplog.text
 
@@ -344,18 +352,9 @@ def test_a_process_that_can_not_be_started_is_waited_for(
 def test_a_worker_whose_process_can_not_be_started_ends_with_that_error(
     engine: qindex.AnyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = processes._SPAWN.Process.start
-
-    def start_or_fail(process: Any) -> None:
-        if worker.figures.done:
-            raise PermissionError(errno.EPERM, "no")
-        start(process)
-
     queue = engine.queue("q")
     queue.publish_many([b"fine", b"fine"])
-    worker = Worker(queue, handlers.handle, processes=1, max_tasks=1)
-    monkeypatch.setattr(processes._SPAWN.Process, "start", start_or_fail)
-    found = Running(worker)
+    found = run_where_starts_fail(queue, monkeypatch, [PermissionError(errno.EPERM, "no")])
     with pytest.raises(PermissionError):
         found.join()
     assert queue.stats().ready == 1
