@@ -23,7 +23,7 @@ from journal.fs.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
 from qindex.format.priorities import LOW
 from qindex.format.segment import STEP_SIZE
-from qindex.format.transactions import Noted, Published, damage_in, read_moves, read_transactions
+from qindex.format.transactions import Noted, Published, damage_in, read_noted
 from qindex.index.quarantine import quarantine
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED
@@ -64,7 +64,7 @@ def finish_transactions(
         quarantine(fs, path, 0, data)
         findings += damage
     acked: dict[QueueParts, dict[int, None]] = {}
-    for noted in (*read_moves(moves or b""), *read_transactions(data)[0].values()):
+    for noted in read_noted(data, moves or b""):
         if noted.boot is None:
             _undo(noted, queue_of)
         else:

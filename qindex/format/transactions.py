@@ -94,7 +94,7 @@ class Published:
 
 @dataclass(slots=True)
 class Noted:
-    """What is noted of one transaction. ``boot``: the run of the operating system in which it was
+    """The notes of one transaction. ``boot``: the run of the operating system in which it was
     committed, :data:`SYNCED`, or empty if unknown; None: it was not committed. ``acks``: what it
     acknowledges."""
 
@@ -194,7 +194,12 @@ def read_transactions(data: bytes) -> tuple[dict[int, Noted], list[int]]:
     return found, damaged
 
 
-def read_moves(data: bytes) -> Iterator[Noted]:
+def read_noted(data: bytes, moves: bytes) -> list[Noted]:
+    """Return all that ``qindex.transactions`` has noted, and a ``qindex.moves`` before it."""
+    return [*_read_moves(moves), *read_transactions(data)[0].values()]
+
+
+def _read_moves(data: bytes) -> Iterator[Noted]:
     """Yield the moves in a file ``qindex.moves``, which earlier versions wrote, as transactions.
 
     Its frames end with a byte that became 1 when the messages were in the target. In another move

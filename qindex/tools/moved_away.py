@@ -22,17 +22,17 @@ from qindex.format import layout
 from qindex.format.priorities import LOW, SHIFT
 from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name
 from qindex.format.settings import checked_name
-from qindex.format.transactions import Noted, Published, read_moves, read_transactions
+from qindex.format.transactions import Noted, Published, read_noted
 from qindex.tools.saved import loses
 
 KeptEntries = Callable[[str], Iterable[tuple[int, bytes]]]
 
 
-def read_noted(fs: FileSystem, directory: str) -> list[Noted]:
+def noted_in(fs: FileSystem, directory: str) -> list[Noted]:
     """Read the transactions of the store in ``directory``. Raises :class:`OSError`."""
     data = read_optional(fs, os.path.join(directory, layout.TRANSACTIONS)) or b""
     moves = read_optional(fs, os.path.join(directory, layout.MOVES)) or b""
-    return [*read_moves(moves), *read_transactions(data)[0].values()]
+    return read_noted(data, moves)
 
 
 def names_in(noted: Iterable[Noted]) -> list[str]:

@@ -34,7 +34,7 @@ from qindex.queue.delivery_counts import pack_counts, unpack_counts
 from qindex.recovery.settings_file import read_settings
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
-from qindex.tools.moved_away import left_out, names_in, read_noted
+from qindex.tools.moved_away import left_out, names_in, noted_in
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
@@ -149,7 +149,7 @@ def check_source(copy: StoreCopy, marker: layout.StoreMarker) -> None:
     """Verify a store of ours that is to be copied. If a crash cut a move short, the messages that
     reached the dead-letter queue are left out of its source. Raises as :meth:`StoreCopy.check`."""
     directory = copy.reader.directory
-    noted = read_noted(copy.fs, directory)
+    noted = noted_in(copy.fs, directory)
     copy.names = [*copy.names, *names_in(noted)]
     copy.check()
     found = (copy.report.findings, copy.kept_entries)
