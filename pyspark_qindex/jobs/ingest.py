@@ -44,7 +44,7 @@ _LOCK: Final = f"{_OURS}lock"
 _BAD: Final = "_bad"
 _CORRUPT: Final = "_corrupt"
 _MARKS: Final = {"parquet": "_spark_metadata", "delta": "_delta_log"}
-"""What a table of each format has in its directory from its first batch on."""
+"""The name that a table of each format has in its directory from its first batch on."""
 _DELTA: Final = {
     "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -134,7 +134,7 @@ def lake_conf(kind: str, lake: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Ingest:
-    """What is ingested, and where to.
+    """The sources and the target of an ingest.
 
     ``paths``: stores, or directories above some. ``lake``: a local directory. ``ddl``: the schema
     of the bodies, empty for the kept or inferred schema. ``batch``: messages of a batch.
@@ -199,7 +199,7 @@ def _locked(lake: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _State:
-    """What a lake keeps beside its tables. ``stores``: short names by path or URL."""
+    """The file that a lake keeps beside its tables. ``stores``: short names by path or URL."""
 
     path: str
     format: str

@@ -96,7 +96,7 @@ class Items:
     _engine: Engine
     _closed: bool
     _empty: type[Exception]
-    """What the standard's queue raises when nothing is there."""
+    """The error that the standard's queue raises when it is empty."""
 
     def _init(self, maxsize: int) -> None:
         """Nothing, where the standard's queue makes its container: the items are in the engine."""

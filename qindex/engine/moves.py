@@ -155,7 +155,7 @@ class _Round:
 
 
 class Undoable(Protocol):
-    """What a transaction has published in one queue."""
+    """The messages that a transaction has published in one queue."""
 
     @property
     def state(self) -> QueueState:

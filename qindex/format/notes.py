@@ -74,7 +74,7 @@ def _checks(records: npt.NDArray[np.void]) -> U64:
 
 @dataclass(slots=True)
 class Notes:
-    """What the file of a queue says.
+    """The content of a queue's file.
 
     ``seq_ids``, ``values``: of each message that it names, once. ``noted``: seq_ids below this were
     all noted. ``closed``: next seq_id and count of messages at the clean close that ends the file,

@@ -117,7 +117,7 @@ class QueueParts:
 
     @property
     def finder(self) -> Finder:
-        """What finds messages by their keys, made when it is first asked for."""
+        """The index of the queue's keys, made when it is first used."""
         if self._finder is None:
             self._finder = Finder(self.state, self.letters.reader)
         return self._finder

@@ -73,7 +73,7 @@ class FileFormat(Protocol):
     """The functions of a module of a format."""
 
     PARTS: str
-    """What parts of a file are written as."""
+    """The format in which parts of a file are written."""
 
     def pieces(
         self, reader: QueueReader, after: Mapping[int | None, int], most: int

@@ -1,4 +1,4 @@
-"""What a file holds of a message that is moved (:mod:`qindex.format.moved`).
+"""A moved message as a file holds it (:mod:`qindex.format.moved`).
 
 The names are those of ``qindex cat --json`` and of the Spark source's table of messages; beside
 them ``queue``, and the envelope (:mod:`qindex.format.envelope`), which keeps what JSON has no words

@@ -1,4 +1,4 @@
-"""How many entries a segment has, where the virtual host's ``.config`` does not say it.
+"""The number of entries of a segment, where the virtual host's ``.config`` does not say it.
 
 A node without the file assumes 16,384. A host that was copied without it (``cp -r VHOST/* COPY``
 leaves out names with a dot) may have had another number, and 2,048 is what new hosts get. With the
@@ -169,7 +169,8 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Queue:
-    """What the files of version 1 of one queue tell. ``next_seq``: as a clean stop wrote it."""
+    """The entries and actions in the version 1 files of one queue. ``next_seq``: as a clean stop
+    wrote it."""
 
     segments: dict[int, _Segment] = field(default_factory=dict)
     published: dict[int, bytes] = field(default_factory=dict)
