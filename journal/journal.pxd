@@ -12,9 +12,10 @@ cdef class Journal:
     cdef public Py_ssize_t end, highest, limit, word_limit
     cdef public object map
     cdef public bint at_rest, in_reserve
-    cdef public object before_waking, entries, path, synced
+    cdef public object before_waking, entries, path, synced, syncs
     cdef public object _allocated, _closed, _commits, _fd, _files, _fs, _kept, _mapped, _name_synced
-    cdef public object _poison, _rebases, _rebases_synced, _retired, _sums, _syncing
+    cdef public object _poison, _rebases, _rebases_synced, _retired, _stopwatch, _sums
+    cdef public object _syncing
     cdef public Py_ssize_t _sealed
 
     @cython.locals(start=Py_ssize_t)

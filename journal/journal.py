@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from journal.block_sums import extent
-from journal.durations import NO_DURATIONS, Durations
+from journal.durations import NO_DURATIONS, Durations, Stopwatch
 from journal.errors import ClosedError, StorageError
 from journal.format import ACTION_SIZE, START_SIZE
 from journal.fs.beneath import check_root
@@ -141,10 +141,13 @@ class Journal:
         self.entries = entries
         self.synced: int = 0
         """Bytes from the start known to be durable."""
+        self.syncs: int = 0
+        """Syncs that went to the disk."""
         self._sums = SumFile(fs, self.path, sums)
         self._sealed = position if sums else 0
         # Made by the first sync: most queues of thousands are never synced by themselves.
         self._commits: GroupCommit | None = None
+        self._stopwatch: Stopwatch | None = None
         # Held while files are exchanged or closed, and by a sync for the moment in which it looks
         # which file to sync: never while it waits for the disk, for a rebase, which has the queue's
         # lock, would wait for it then, and a handler in the sync's thread for that lock.
@@ -408,6 +411,7 @@ class Journal:
             with self._files:
                 commits = self._commits
                 if commits is None:
+                    self._stopwatch = Stopwatch()
                     commits = GroupCommit(self._sync_now)
                     commits.before_waiting = self._poison.order.checked(Rank.JOURNAL_SYNC)
                     self._commits = commits
@@ -422,16 +426,12 @@ class Journal:
         return self._files.is_mine()
 
     @property
-    def syncs(self) -> int:
-        """Count the syncs that have been made."""
-        return 0 if self._commits is None else self._commits.rounds
-
-    @property
     def sync_durations(self) -> Durations:
-        """Return their durations."""
-        return NO_DURATIONS if self._commits is None else self._commits.stopwatch.durations()
+        """Return the durations of those that did not raise."""
+        return NO_DURATIONS if self._stopwatch is None else self._stopwatch.durations()
 
     def _sync_now(self) -> None:
+        assert self._stopwatch is not None
         self._poison.check()
         opened = -1
         try:
@@ -444,10 +444,12 @@ class Journal:
                     opened = self._fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
                 self._syncing = True
                 fd, position, rebases = self._fd, self.end, self._rebases
-            self._fs.fdatasync(fd if opened < 0 else opened)
-            if not self._name_synced:
-                self._fs.sync_dir(os.path.dirname(self.path))
-                self._name_synced = True
+            self.syncs += 1
+            with self._stopwatch.running():
+                self._fs.fdatasync(fd if opened < 0 else opened)
+                if not self._name_synced:
+                    self._fs.sync_dir(os.path.dirname(self.path))
+                    self._name_synced = True
         except OSError as error:
             if self._closed and isinstance(error, FileNotFoundError):
                 # The queue was deleted meanwhile, and its directory has another name by now.

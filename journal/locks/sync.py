@@ -19,9 +19,7 @@ from __future__ import annotations
 import itertools
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
-from time import perf_counter
 
-from journal.durations import Stopwatch
 from journal.locks.call_lock import refuse_twice
 
 
@@ -59,9 +57,9 @@ class _Waiter:
 
 
 class GroupCommit:
-    """Share calls of ``sync`` among threads. ``rounds`` counts the calls that were made,
-    ``stopwatch`` times those that did not raise. ``before_waiting``: called before another
-    thread's is waited for (:mod:`journal.locks.lock_order`)."""
+    """Share calls of ``sync`` among threads. ``rounds`` counts the calls that were made.
+    ``before_waiting``: called before another thread's is waited for
+    (:mod:`journal.locks.lock_order`)."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self.before_waiting: Callable[[], None] | None = None
@@ -72,7 +70,6 @@ class GroupCommit:
         self._waiting: list[_Waiter] = []
         self._callers: set[int] = set()
         self.rounds: int = 0
-        self.stopwatch: Stopwatch = Stopwatch()
 
     def is_mine(self) -> bool:
         """Return whether the calling thread is in here already."""
@@ -131,9 +128,7 @@ class GroupCommit:
         try:
             with self._lock:
                 followers, self._waiting = self._waiting, []
-            started = perf_counter()
             self._sync()
-            self.stopwatch.took(perf_counter() - started)
         except BaseException as caught:
             error = caught
             raise

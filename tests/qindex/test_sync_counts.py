@@ -76,6 +76,17 @@ def test_the_default_asks_for_none(tmp_path: Path) -> None:
         assert fs.calls["fdatasync"] == before + 4
 
 
+def test_a_sync_that_has_nothing_to_do_does_not_count(tmp_path: Path) -> None:
+    fs = CountingFileSystem()
+    with open_quietly(tmp_path, fs=fs) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        before = fs.calls["fdatasync"]
+        queue.sync()
+        queue.sync()
+        assert queue.stats().journal_syncs == fs.calls["fdatasync"] - before == 1
+
+
 def test_sixteen_threads_share_their_syncs(tmp_path: Path) -> None:
     """Each sync is held until many callers wait for the next: they need one more."""
     threads, each = 16, 20
