@@ -265,9 +265,10 @@ class IndexFile(MappedFile):
         """Offsets of all entries with this hash that can have been stored from ``begin`` to
         ``end`` (ms), newest first.
 
-        Entry times are whole seconds, and that of a file's first entry can be too late. The time in
-        the stored message decides; this only leaves out entries that can't match. A chain that does
-        not run toward older entries is damaged and ends the search.
+        Entry times are whole seconds, and that of a file's first entry can be too late; those of a
+        file that begins before 1970, as damage can make it, are all 0. The time in the stored
+        message decides; this only leaves out entries that can't match. A chain that does not run
+        toward older entries is damaged and ends the search.
         """
         count = self.header.count
         number = self._newest(key_hash)
@@ -277,8 +278,9 @@ class IndexFile(MappedFile):
         last = count
         while 0 < number < last:
             entry = self._entry(number)
-            moment = first_time + words.int32_at(entry, 12) * 1000
-            if number > 1 and moment + 1000 <= begin:
+            seconds = words.int32_at(entry, 12)
+            moment = first_time + seconds * 1000
+            if number > 1 and moment + 1000 <= begin and first_time > 0 and seconds < _INT_MAX:
                 break
             if words.int32_at(entry, 0) == key_hash and (moment <= end or number == 1):
                 out.append(words.int64_at(entry, 4))

@@ -142,6 +142,17 @@ def test_a_chain_that_runs_in_a_circle_ends(tmp_path: Path) -> None:
     file.close()
 
 
+@pytest.mark.parametrize("first", [-(2**63) + 1_700_000_000_000, 0, 1_000])
+def test_a_time_too_far_from_the_first_is_found(tmp_path: Path, first: int) -> None:
+    """A damaged first time: the seconds of the entries after it are all 0, or the most possible."""
+    file = IndexFile.create(REAL, str(tmp_path / "f"), SLOTS, ENTRIES, None)
+    now = 2**41 + 2**41
+    for number, time in enumerate([first, now, now + 1]):
+        put_one(file, 10, number, time)
+    assert {1, 2} <= set(file.candidates(10, now, now + 1))
+    file.close()
+
+
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_the_sizes_of_a_file_that_is_being_written(tmp_path: Path, count: int) -> None:
     """Slots and entries are stored before the header: a look in between finds them ahead of it."""

@@ -68,7 +68,7 @@ class Driver:
 
     def _complaints(self) -> str:
         self._errors.seek(0)
-        return self._errors.read()[-4000:].decode(errors="replace")
+        return self._errors.read()[-40_000:].decode(errors="replace")  # a plan alone has 4,000
 
     def kill(self) -> None:
         """Kill Python and JVM; Python processes that Spark started apart may outlive them."""
