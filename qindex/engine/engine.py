@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
-from time import monotonic, sleep, time_ns
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from journal import format as journal_format
@@ -36,7 +36,6 @@ from journal.locks.lock_order import Rank
 from journal.poison import Poison, was_tried
 from journal.threads import check_unpatched
 from msgstore import CompactionReport
-from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
 from qindex.engine.moves import Moves
@@ -857,13 +856,13 @@ class Engine:
     ) -> list[int]:
         """Publish one message to several queues; returns its seq_id in each, in their order.
 
-        A message for the message store is written once, with a reference for each queue; a small
-        one is embedded in each. The queues are taken one after the other: when the system refuses
-        in the middle (:class:`StorageError`), those before have the message. Raises
-        :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
+        All queues have the message or none has it, after a crash at any moment also (see
+        :meth:`transaction`). A message for the message store is written once, with a reference for
+        each queue; a small one is embedded in each. Raises :class:`UsageError`,
+        :class:`StorageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
         (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
         """
-        message = message_of(body, key, headers, properties, time_ns())
+        message = message_of(body, key, headers, properties, 0)
         return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
 
     def _publish_to(
@@ -882,8 +881,12 @@ class Engine:
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():
-            targets = [self._parts_of(name).level_for(message).producer for name in names]
-            return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
+            with self.transaction() as tx:
+                seqs = tx._publish_to(names, message, ttl, persistent, timeout, waits)
+            if confirm:
+                for name in names:
+                    self.queue(name).sync()
+        return seqs
 
     def transaction(self) -> Transaction:
         """Return a transaction: publishes and acks in several queues, all of them or none.
