@@ -14,9 +14,9 @@ from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
+from qindex.format.headers import Until, refuse_without_key
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until, refuse_without_key
 from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain

@@ -14,8 +14,8 @@ from qindex.aio.queue import Queue
 from qindex.aio.threads import Helper, asked_to_end
 from qindex.aio.waiting import with_room
 from qindex.engine import transactions as plain
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message, message_of
-from qindex.format.unique import Until
 from qindex.format.values import Value
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import no_delivery

@@ -35,6 +35,7 @@ from journal.locks.patience import PatientLock
 from qindex.engine.moves import Moves
 from qindex.engine.transaction_log import Noted, TransactionLog
 from qindex.format.entries import make_entry
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message, message_of
 from qindex.format.transactions import (
     pack_ack,
@@ -42,7 +43,6 @@ from qindex.format.transactions import (
     pack_name,
     pack_published,
 )
-from qindex.format.unique import Until
 from qindex.format.values import Value
 from qindex.index.segment import PENDING
 from qindex.queue.delays import due_time

@@ -20,10 +20,9 @@ from journal.errors import ClosedError, DamageError, StoreError
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
 from journal.memory.arrays import I64
-from qindex.format.delays import DUE_HEADER
 from qindex.format.entries import Entry
+from qindex.format.headers import DUE_HEADER, without_key
 from qindex.format.message import Message
-from qindex.format.unique import without_key
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import MOVING
 from qindex.queue.dead_letter import Letter, NotMovedError, Reason

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from journal.background import Background
 from journal.errors import ClosedError, DamageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
-from qindex.format.delays import DUE_HEADER, due_of
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
+from qindex.format.headers import DUE_HEADER, due_of
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters

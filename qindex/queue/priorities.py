@@ -19,10 +19,10 @@ from typing import Any
 
 from journal.durations import NO_DURATIONS, Durations, Stopwatch
 from journal.errors import DamageError, StoreError, UsageError
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.priorities import LOW, PROPERTY, SHIFT, priority_of
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until
 from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery, MixedBatch, parts_of

@@ -18,8 +18,8 @@ from journal.format import pack_publish
 from journal.locks.call_lock import refuse_twice
 from journal.memory import words
 from journal.memory.arrays import I64
-from qindex.format.delays import DUE_HEADER, due_middle
 from qindex.format.entries import make_entry
+from qindex.format.headers import DUE_HEADER, Until, due_middle, refuse_without_key, without_key
 from qindex.format.message import (
     Body,
     Message,
@@ -43,7 +43,6 @@ from qindex.format.publish_records import (
     plain_batch,
     plain_record,
 )
-from qindex.format.unique import Until, refuse_without_key, without_key
 from qindex.index.seq_ids import RESERVE
 from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer

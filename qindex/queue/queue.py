@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import UsageError
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings, changeable
-from qindex.format.unique import Until
 from qindex.format.values import Coder, Value, coded
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery

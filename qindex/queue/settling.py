@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from journal.errors import StorageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
-from qindex.format.delays import due_of
 from qindex.format.entries import Entry, make_entry
+from qindex.format.headers import due_of
 from qindex.format.message import Message
 from qindex.format.settings import checked_name
 from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED

@@ -12,13 +12,12 @@ from journal.locks.call_lock import refuse_twice
 from journal.locks.calls import Calls
 from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
-from qindex.format.delays import FILE_NAME as DUE_FILE
 from qindex.format.entries import Entry
+from qindex.format.headers import DUE_FILE, KEYS_FILE
 from qindex.format.message_record import NOTHING, encode_middle, plain_body_size
 from qindex.format.priorities import SHIFT, properties_of
 from qindex.format.publish_records import tails_of
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import FILE_NAME as KEYS_FILE
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.options import Options

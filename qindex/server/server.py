@@ -16,8 +16,8 @@ from typing import Any
 from journal.compiled import build
 from journal.errors import ClosedError, DisconnectedError, StoreError, UsageError
 from qindex.engine.engine import Engine
+from qindex.format.envelope import of_frame
 from qindex.format.message import Message, message_of
-from qindex.format.moved import of_frame
 from qindex.format.settings import UNSET
 from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
