@@ -33,7 +33,7 @@ from qindex.aio.threads import running_loop, to_the_end
 from qindex.compat import shared
 from qindex.compat.queue import Codec, Held, Items, Taken, codec_of
 from qindex.queue.delivery import Delivery
-from qindex.queue.lifo import take_last
+from qindex.queue.queue import take_last
 
 __all__ = ["PersistentLifoQueue", "PersistentQueue"]
 

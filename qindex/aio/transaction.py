@@ -17,8 +17,8 @@ from qindex.engine import transactions as plain
 from qindex.format.headers import Until
 from qindex.format.message import Body, Message, message_of
 from qindex.format.values import Value
-from qindex.queue.delays import due_time
 from qindex.queue.delivery import no_delivery
+from qindex.queue.notes.delays import due_time
 
 
 class Transaction:

@@ -45,8 +45,8 @@ from qindex.format.transactions import (
 )
 from qindex.format.values import Value
 from qindex.index.segment import PENDING
-from qindex.queue.delays import due_time
 from qindex.queue.delivery import Delivery, no_delivery, refusal_of
+from qindex.queue.notes.delays import due_time
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Later

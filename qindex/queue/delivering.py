@@ -14,11 +14,11 @@ from qindex.format.headers import DUE_HEADER, due_of
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
-from qindex.queue.delays import SEQ, DueTimes, make_key, now_us
 from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
-from qindex.queue.leases import check_lease
 from qindex.queue.message_reader import MessageReader
+from qindex.queue.notes.delays import SEQ, DueTimes, make_key, now_us
+from qindex.queue.notes.leases import check_lease
 from qindex.queue.outstanding import seqs_of
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
@@ -705,7 +705,7 @@ class Deliverer:
     # -- from the back ----------------------------------------------------------------------------
 
     def take_last(self, *, waits: bool = True) -> Delivery | None:
-        """See :func:`qindex.queue.lifo.take_last`."""
+        """See :func:`qindex.queue.queue.take_last`."""
         with self._state.lock, self._state as state:
             state.refuse_delivery()
             index = state.index
@@ -748,7 +748,7 @@ class Deliverer:
         return given
 
     def peek_last(self) -> bytes | None:
-        """See :func:`qindex.queue.lifo.peek_last`."""
+        """See :func:`qindex.queue.queue.peek_last`."""
         with self._state.lock, self._state as state:
             index = state.index
             below = index.next_seq

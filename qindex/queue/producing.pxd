@@ -8,7 +8,7 @@ from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport alike_record, framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead
-from qindex.queue.delays cimport DueTimes, due_time
+from qindex.queue.notes.delays cimport DueTimes, due_time
 from qindex.queue.expiry cimport Expirer
 from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState

@@ -44,13 +44,13 @@ from qindex.format.publish_records import (
     plain_record,
 )
 from qindex.index.seq_ids import RESERVE
-from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
+from qindex.queue.notes.delays import due_time, now_us
+from qindex.queue.notes.unique_keys import Taking
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
-from qindex.queue.unique_keys import Taking
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

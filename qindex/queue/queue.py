@@ -579,3 +579,23 @@ class Queue:
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}, {len(self)} ready, {self._parts.out()} unacked>"
+
+
+def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
+    """Take the newest message that is ready, as a stack does, or return ``None``.
+
+    A queue should be used in one way at a time: a message that is given back after this call has
+    passed it comes before those read from the front. ``waits``: whether the call may wait for a
+    flush, or for the disk.
+
+    Raises as :meth:`Queue.get`. O(1): about 50 us.
+    """
+    return queue._deliverer.take_last(waits=waits)
+
+
+def peek_last(queue: Queue) -> bytes | None:
+    """Return the body of the newest message that is ready, or ``None``; nothing is changed.
+
+    A damaged or expired message is skipped.
+    """
+    return queue._deliverer.peek_last()

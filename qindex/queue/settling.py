@@ -18,10 +18,10 @@ from qindex.format.message import Message
 from qindex.format.settings import checked_name
 from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED
 from qindex.queue.dead_letters import DeadLetters, Mover
-from qindex.queue.delays import due_time, now_us, pause_before
 from qindex.queue.delivery import LAPSED, Delivery, no_delivery
 from qindex.queue.flushing import Flusher
-from qindex.queue.leases import Lease, check_lease
+from qindex.queue.notes.delays import due_time, now_us, pause_before
+from qindex.queue.notes.leases import Lease, check_lease
 from qindex.queue.outstanding import Outstanding
 from qindex.queue.state import QueueState
 

@@ -21,13 +21,13 @@ from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
-from qindex.queue.delays import DueTimes
-from qindex.queue.delivery_counts import DeliveryCounts
-from qindex.queue.leases import Leases
 from qindex.queue.limits import Limits
-from qindex.queue.tally import Tally
+from qindex.queue.notes.delays import DueTimes
+from qindex.queue.notes.delivery_counts import DeliveryCounts
+from qindex.queue.notes.leases import Leases
+from qindex.queue.notes.unique_keys import UniqueKeys
+from qindex.queue.stats import Tally
 from qindex.queue.timer import Alarm
-from qindex.queue.unique_keys import UniqueKeys
 from qindex.queue.wake_ups import Bell
 
 LOOK_AGAIN = 1.0

@@ -19,8 +19,8 @@ from qindex.engine.engine import Engine
 from qindex.format.envelope import of_frame
 from qindex.format.message import Message, message_of
 from qindex.format.settings import UNSET
-from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.notes.delays import due_time
 from qindex.queue.queue import Queue
 from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError

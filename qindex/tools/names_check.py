@@ -23,7 +23,7 @@ from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 

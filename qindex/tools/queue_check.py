@@ -27,8 +27,8 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
 from qindex.index.pair_scan import Depth
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.columns import Entries, take_rows
 from qindex.tools.ids_check import QueueIds
 from qindex.view.queue_view import QueueView

@@ -28,8 +28,8 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import pack_settings, unpack_settings
 from qindex.index.seq_ids import RESERVE, SeqFile
 from qindex.options import Options
-from qindex.queue.delivery_counts import FILE_NAME as COUNTS
-from qindex.queue.delivery_counts import pack_counts, unpack_counts
+from qindex.queue.notes.delivery_counts import FILE_NAME as COUNTS
+from qindex.queue.notes.delivery_counts import pack_counts, unpack_counts
 from qindex.recovery.settings_file import read_settings
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker

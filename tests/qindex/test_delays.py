@@ -25,7 +25,7 @@ from journal.errors import StorageError
 from qindex.engine.opening import open_store
 from qindex.format.headers import DUE_HEADER
 from qindex.format.notes import RECORD_SIZE, pack_note
-from qindex.queue.delays import pause_before
+from qindex.queue.notes.delays import pause_before
 from qindex.tools.repair import repair
 from qindex.tools.verify import verify
 from tests.cli.support import run

@@ -31,8 +31,8 @@ from qindex.format.seq_ids import RESERVE_SLOTS, SLOT_SIZE, sound_slots
 from qindex.format.settings import unpack_settings
 from qindex.format.transactions import damage_in, read_transactions
 from qindex.index.segment_scan import read_healed
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_halves

@@ -33,7 +33,7 @@ from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import OUT
 from qindex.queue import run_clock
-from qindex.queue.notes_file import NotesFile
+from qindex.queue.notes.notes_file import NotesFile
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import Bell
 

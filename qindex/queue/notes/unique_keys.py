@@ -32,8 +32,8 @@ from qindex.format.notes import pack_note
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, PENDING, PUBLISHED
-from qindex.queue.delays import now_us
-from qindex.queue.notes_file import NotesFile
+from qindex.queue.notes.delays import now_us
+from qindex.queue.notes.notes_file import NotesFile
 from qindex.queue.prepared_message import Prepared
 
 _log = logging.getLogger("qindex.queue")
@@ -192,7 +192,7 @@ class UniqueKeys:
 
     def note_published(self) -> None:
         """Write the notes that the file lacks; as
-        :meth:`qindex.queue.delays.DueTimes.note_published`."""
+        :meth:`qindex.queue.notes.delays.DueTimes.note_published`."""
         try:
             if self._file.records > 2 * len(self._table) + 2 * len(self._windows) + _MOST_SPARE:
                 self._rewrite()
