@@ -433,20 +433,26 @@ class Producer:
                 state.delays()
             index = state.index
             seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
-            self._expirer.note(expiry)
             ahead = index.ahead
             if stamp and ahead.keeps_up(index.tail, seq, len(body)):
                 # A consumer that keeps up has the message at once, and not from the message store.
                 message = make_message(body, None, {}, {}, stamp)
                 ahead.add(seq, body, make_entry(msg_id, 0, len(body), message, stored=True))
                 ahead.window.plain = False
-            if due:
-                state.delays().hold(seq, due)
-            elif state.arrived.waiting:
-                state.arrived.notify()
+            self._announce(range(seq, seq + 1), expiry, due)
             if not seq & state.check_mask:
                 self._flusher.tick(waits)
             return seq
+
+    def _announce(self, seqs: range, expiry: int, due: int) -> None:
+        """Let entries that were just appended expire, or be delayed, and wake consumers. Lock
+        held."""
+        state = self.state
+        self._expirer.note(expiry)
+        if due:
+            state.delays().hold_batch(seqs, due)
+        elif state.arrived.waiting:
+            state.arrived.notify(len(seqs))
 
     # -- batches --------------------------------------------------------------------------------
 
@@ -558,11 +564,7 @@ class Producer:
                     state.delays()
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
-                self._expirer.note(expiry)
-                if due:
-                    state.delays().hold_batch(seqs, due)
-                elif state.arrived.waiting:
-                    state.arrived.notify(len(seqs))
+                self._announce(seqs, expiry, due)
                 self._flusher.tick(waits)
             if waits and (confirm or state.sync_each):
                 state.sync_all()
@@ -730,16 +732,12 @@ class Producer:
                     notes.before(seq, items)
                     seqs = index.append_batch(block, places, transient=not persistent)
                     notes.after()
-            self._expirer.note(expiry)
             limits = state.limits
             if limits is not None:
                 limits.bytes += sum(item.size for item in items)
                 limits.give_back(len(held), sum(item.size for item in held))
                 held.clear()
-            if due:
-                state.delays().hold_batch(seqs, due)
-            elif state.arrived.waiting:
-                state.arrived.notify(len(seqs))
+            self._announce(seqs, expiry, due)
             self._flusher.tick(waits)
             return seqs
 
