@@ -159,7 +159,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         return item
 
     def _take(self) -> Delivery | None:
-        return self._core._deliverer.get(0, waits=False)
+        return self._core._deliverer.get(waits=False)
 
     def _one_less(self) -> None:
         super().task_done()

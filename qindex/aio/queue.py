@@ -20,7 +20,7 @@ from qindex.format.settings import QueueSettings
 from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
-from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
+from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import no_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.producing import Producer, batch_bytes
@@ -28,6 +28,7 @@ from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.stats import QueueStats
+from qindex.queue.waiting import LONG_HELD, warn_of_full_prefetch
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
 if TYPE_CHECKING:
@@ -327,10 +328,10 @@ class Queue:
         self._turn += 1
         if not self._turn & _TURN:
             await asyncio.sleep(0)
-        delivery = deliverer.get(0, lease=lease, waits=False)
+        delivery = deliverer.get(lease, waits=False)
         if delivery is None and has_time(timeout):
             delivery = await self._wait_for(
-                lambda: deliverer.get(0, lease=lease, waits=False), timeout, stopped
+                lambda: deliverer.get(lease, waits=False), timeout, stopped
             )
         return None if delivery is None else Delivery(self, delivery)
 
@@ -345,7 +346,7 @@ class Queue:
         await asyncio.sleep(0)
 
         def take() -> plain_delivery.Batch:
-            return self._deliverer.get_many(max_messages, 0, lease=lease, waits=False)
+            return self._deliverer.get_many(max_messages, lease=lease, waits=False)
 
         batch = take()
         if not batch and has_time(timeout):

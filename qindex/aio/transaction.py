@@ -67,7 +67,7 @@ class Transaction:
         target = queue._queue if isinstance(queue, Queue) else queue
         publish = partial(
             self._plain._publish,
-            *(target, message, ttl, timeout, due, unique, window, until, priority),
+            *(target, message, ttl, due, unique, window, until, priority),
             waits=False,
         )
         return await with_room(partial(self._helper.finish, publish), timeout)

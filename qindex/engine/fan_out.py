@@ -15,7 +15,6 @@ def publish_to_all(
     ttl: float | None,
     persistent: bool,
     confirm: bool,
-    timeout: float | None,
     *,
     waits: bool = True,
 ) -> list[int]:
@@ -31,7 +30,7 @@ def publish_to_all(
     stored: list[bytes] = []
     try:
         for queue in queues:
-            held.append(queue.room.ask([item], timeout, waits))
+            held.append(queue.room.ask([item]))
         # A reference for each queue. A queue that has its entry is taken off the list.
         stored += first.store_records([item], len(queues)) * len(queues)
         for queue, expiry, one in zip(queues, expiries, held, strict=True):

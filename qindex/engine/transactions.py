@@ -51,8 +51,10 @@ from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Later
 from qindex.queue.queue import Queue
+from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
+from qindex.queue.waiting import await_room
 
 _log = logging.getLogger("qindex.transactions")
 
@@ -259,7 +261,11 @@ class Transaction:
                 return seq
         message = message_of(given, key, headers, properties, time_ns())
         due = due_time(delay, at)
-        return self._publish(queue, message, ttl, timeout, due, unique, window, until, priority)
+        while True:
+            try:
+                return self._publish(queue, message, ttl, due, unique, window, until, priority)
+            except WouldWaitError as full:
+                timeout = await_room(full, timeout)
 
     def _new_part(self, parts: QueueParts) -> _Part:
         part = _Part()
@@ -292,7 +298,6 @@ class Transaction:
         queue: str | Queue,
         message: Message,
         ttl: float | None,
-        timeout: float | None,
         due: int,
         unique: str | None,
         window: float | None,
@@ -301,7 +306,8 @@ class Transaction:
         *,
         waits: bool = True,
     ) -> int:
-        """See :meth:`publish`; ``waits``: whether the caller may wait for room."""
+        """See :meth:`publish`; ``waits``: whether the caller may wait for a flush. Raises
+        :class:`WouldWaitError`."""
         every = self._checked()
         with every.calls.here():
             whole = _parts_of(every, queue)
@@ -311,7 +317,7 @@ class Transaction:
             self._parts.append(part)
             try:
                 seq = parts.producer.publish_noted(
-                    message, part, ttl, timeout, due, unique, window, until, waits
+                    message, part, ttl, due, unique, window, until, waits
                 )
             except BaseException:
                 self._drop(part)

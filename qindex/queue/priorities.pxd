@@ -18,7 +18,7 @@ cdef class PriorityProducer(Producer):
     @cython.locals(producer=Producer)
     cpdef Py_ssize_t publish_at(
         self, object priority, object body, object key=*, object headers=*, object properties=*,
-        object ttl=*, object persistent=*, bint confirm=*, object timeout=*, object delay=*,
+        object ttl=*, object persistent=*, bint confirm=*, object delay=*,
         object at=*, object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
     @cython.locals(at=Py_ssize_t, producer=Producer)
@@ -26,7 +26,7 @@ cdef class PriorityProducer(Producer):
     @cython.locals(producer=Producer)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
-        object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
+        object persistent=*, bint confirm=*, object delay=*, object at=*,
         object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
 
@@ -35,9 +35,8 @@ cdef class PriorityDeliverer(Deliverer):
     cdef public object _parts
     cdef public tuple levels
 
-    cpdef Delivery get(self, object timeout=*, object lease=*, bint waits=*, object consumer=*)
     @cython.locals(level=Deliverer, state=QueueState, index=QueueIndex, given=Delivery)
-    cdef Delivery _take(self, object lease, bint waits)
+    cpdef Delivery get(self, object lease=*, bint waits=*)
 
 
 cdef class PrioritySettler(Settler):

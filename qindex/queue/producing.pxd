@@ -32,12 +32,12 @@ cdef class Producer:
                    later=DueTimes)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
-        object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
+        object persistent=*, bint confirm=*, object delay=*, object at=*,
         object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
     cpdef Py_ssize_t publish_at(
         self, object priority, object body, object key=*, object headers=*, object properties=*,
-        object ttl=*, object persistent=*, bint confirm=*, object timeout=*, object delay=*,
+        object ttl=*, object persistent=*, bint confirm=*, object delay=*,
         object at=*, object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
     @cython.locals(

@@ -91,7 +91,7 @@ class Later:
 class Producer:
     """Appends messages to one queue.
 
-    Each call takes ``waits``: whether it may wait for a flush, for room, or for the disk.
+    Each call takes ``waits``: whether it may wait for a flush, or for the disk.
     """
 
     def __init__(self, state: QueueState, flusher: Flusher, room: Room, expirer: Expirer) -> None:
@@ -111,7 +111,6 @@ class Producer:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         unique: str | None = None,
@@ -144,17 +143,17 @@ class Producer:
                     properties = state.properties
                 message = message_of(body, key, headers, properties, time_ns())
                 return self._publish_unique(
-                    message, unique, window, until, ttl, persistent, confirm, timeout, due, waits
+                    message, unique, window, until, ttl, persistent, confirm, due, waits
                 )
             if isinstance(body, Message):
                 refuse_parts(key, headers, properties)
-                return self._publish_one(body, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_one(body, ttl, persistent, confirm, due, waits)
             if type(body) is not bytes:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
                 message = Message(body, key, headers or {}, properties or dict(state.properties))
-                return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_any(message, ttl, persistent, confirm, due, waits)
             middle, expiry = frame
             limits = state.limits
             if len(body) > state.most_embedded:
@@ -168,7 +167,7 @@ class Producer:
             if limits is not None and not self._fits(len(body)):
                 lock.release()
                 message = Message(body, key, headers or {}, properties or dict(state.properties))
-                return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_any(message, ttl, persistent, confirm, due, waits)
             later = state.delays() if due else None
             index = state.index
             stamp = words.now_ns()
@@ -217,7 +216,6 @@ class Producer:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         unique: str | None = None,
@@ -242,12 +240,11 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
     ) -> int:
         message = self._checked(message)
-        given = self._publish_messages([message], ttl, persistent, confirm, timeout, due, waits)
+        given = self._publish_messages([message], ttl, persistent, confirm, due, waits)
         return given.start
 
     def _publish_unique(
@@ -259,7 +256,6 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
         also: Later | None = None,
@@ -275,9 +271,7 @@ class Producer:
             also.then = taking.open_window
         message = replace(message, headers=without_key(message.headers) | taking.headers)
         notes: Notes = taking if also is None else _Both(taking, also)
-        seqs = self._publish_all(
-            [message], ttl, persistent, confirm, timeout, due, waits, notes=notes
-        )
+        seqs = self._publish_all([message], ttl, persistent, confirm, due, waits, notes=notes)
         if waits and window is not None and (confirm or state.sync_each) and state.keys is not None:
             state.keys.sync()
         return seqs.start
@@ -287,7 +281,6 @@ class Producer:
         message: Message,
         notes: Later,
         ttl: float | None,
-        timeout: float | None,
         due: int,
         unique: str | None,
         window: float | None,
@@ -303,10 +296,10 @@ class Producer:
             message = _with_due(message, due)
         if unique is not None:
             return self._publish_unique(
-                message, unique, window, until, ttl, True, False, timeout, 0, waits, notes
+                message, unique, window, until, ttl, True, False, 0, waits, notes
             )
         self.check_message(message)
-        return self._publish_all([message], ttl, True, False, timeout, 0, waits, notes).start
+        return self._publish_all([message], ttl, True, False, 0, waits, notes).start
 
     def append_pending(self, body: bytes, id_high: int, notes: Later) -> int:
         """Append a plain message of a transaction, of which ``notes`` are taken, and return its
@@ -463,7 +456,6 @@ class Producer:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         priority: int | None = None,
@@ -481,7 +473,7 @@ class Producer:
         largest = _largest_of(given)
         if largest < 0:
             if any(isinstance(one, Message) for one in given):
-                return self._publish_messages(given, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_messages(given, ttl, persistent, confirm, due, waits)
             given = _each(given, as_bytes)
             largest = _largest_of(given)
         batch = cast("Sequence[bytes]", given)
@@ -493,7 +485,7 @@ class Producer:
             stamp = time_ns()
             its = state.properties
             stamped = [Message(body, properties=dict(its), timestamp=stamp) for body in batch]
-            return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
+            return self._publish_all(stamped, ttl, persistent, confirm, due, waits)
         expiry, now = self.expiry(ttl), time_ns()
         framed = middle
         if due:
@@ -514,7 +506,6 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
     ) -> range:
@@ -544,7 +535,7 @@ class Producer:
             message if message.timestamp else replace(message, timestamp=now)
             for message in messages
         ]
-        return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
+        return self._publish_all(stamped, ttl, persistent, confirm, due, waits)
 
     def _append_batch(
         self,
@@ -586,13 +577,12 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
     ) -> int:
         self.check_message(message)
         stamped = Message(message.body, message.key, message.headers, message.properties, time_ns())
-        return self._publish_all([stamped], ttl, persistent, confirm, timeout, due, waits)[0]
+        return self._publish_all([stamped], ttl, persistent, confirm, due, waits)[0]
 
     def _publish_all(
         self,
@@ -600,7 +590,6 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
         notes: Notes | None = None,
@@ -614,7 +603,7 @@ class Producer:
         state.check_sync(confirm)
         with state.calls.here():
             items = _each(messages, lambda message: self.prepared(message, persistent))
-            held = self.room.ask(items, timeout, waits)
+            held = self.room.ask(items)
             try:
                 seqs = self.store_and_append(
                     items, expiry, persistent, held=held, notes=notes, due=due, waits=waits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack, overload
 
 from journal.arguments import refuse_pickling
@@ -12,12 +13,14 @@ from qindex.format.headers import Until
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings, changeable
 from qindex.format.values import Coder, Value, coded
-from qindex.queue.delivering import Consumer, Deliverer
+from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
 from qindex.queue.producing import Producer
+from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
 from qindex.queue.stats import QueueStats
+from qindex.queue.waiting import Consumer, await_message, await_room, take_from
 
 if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
@@ -141,38 +144,40 @@ class Queue:
         given: Any = body
         if self._coder is not None:
             given, properties = self._coder.encode(body, properties)
-        if priority is not None:
-            return self._producer.publish_at(
-                priority,
-                given,
-                key,
-                headers,
-                properties,
-                ttl,
-                persistent,
-                confirm,
-                timeout,
-                delay,
-                at,
-                unique,
-                window,
-                until,
-            )
-        return self._producer.publish(
-            given,
-            key,
-            headers,
-            properties,
-            ttl,
-            persistent,
-            confirm,
-            timeout,
-            delay,
-            at,
-            unique,
-            window,
-            until,
-        )
+        while True:
+            try:
+                if priority is not None:
+                    return self._producer.publish_at(
+                        priority,
+                        given,
+                        key,
+                        headers,
+                        properties,
+                        ttl,
+                        persistent,
+                        confirm,
+                        delay,
+                        at,
+                        unique,
+                        window,
+                        until,
+                    )
+                return self._producer.publish(
+                    given,
+                    key,
+                    headers,
+                    properties,
+                    ttl,
+                    persistent,
+                    confirm,
+                    delay,
+                    at,
+                    unique,
+                    window,
+                    until,
+                )
+            except WouldWaitError as full:
+                timeout = await_room(full, timeout)
 
     def publish_many(
         self,
@@ -203,16 +208,20 @@ class Queue:
             StoreError: As :meth:`publish`. The text names the wrong message, and none was
             published.
         """
-        return self._producer.publish_many(
-            coded(self._coder, messages),
-            ttl=ttl,
-            persistent=persistent,
-            confirm=confirm,
-            timeout=timeout,
-            delay=delay,
-            at=at,
-            priority=priority,
-        )
+        given = list(coded(self._coder, messages))
+        while True:
+            try:
+                return self._producer.publish_many(
+                    given,
+                    ttl=ttl,
+                    persistent=persistent,
+                    confirm=confirm,
+                    delay=delay,
+                    at=at,
+                    priority=priority,
+                )
+            except WouldWaitError as full:
+                timeout = await_room(full, timeout)
 
     def reserve(self, count: int) -> int:
         """Reserve seq_ids for the next ``count`` messages, durably on return.
@@ -283,7 +292,10 @@ class Queue:
             self._settler.ack(ack)
         if seq_id is not None:
             return self._deliverer.take_at(seq_id, lease=lease)
-        return self._deliverer.get(timeout, lease)
+        delivery = self._deliverer.get(lease)
+        if delivery is None and timeout != 0:
+            delivery = await_message(self._deliverer, timeout, lease)
+        return delivery
 
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
@@ -301,7 +313,11 @@ class Queue:
         Raises:
             DamageError: The first message is damaged; the next call goes on after it.
         """
-        return self._deliverer.get_many(max_messages, timeout, lease=lease)
+        batch = self._deliverer.get_many(max_messages, lease=lease)
+        if not batch:
+            take = partial(self._deliverer.get_many, max_messages, lease=lease)
+            batch = take_from(self._parts.state, take, timeout) or batch
+        return batch
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
@@ -323,7 +339,7 @@ class Queue:
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        return self._deliverer.consume(prefetch, timeout, lease)
+        return Consumer(self._deliverer, prefetch, timeout, lease)
 
     def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them. O(max_messages).

@@ -369,7 +369,7 @@ class Server(Loop):
         acked = len(request) > 5
         if acked:
             self._ack_one(conn, served, request[5], request[6])
-        delivery = served.deliverer.get(0, lease, False)
+        delivery = served.deliverer.get(lease, False)
         if delivery is not None:
             return self._given(conn, number, served, delivery, acked)
         if timeout is not None and not timeout > 0:
@@ -377,7 +377,7 @@ class Server(Loop):
             return self._settled(served, conn, number, reply) if acked else reply
 
         def attempt() -> Reply:
-            found = served.deliverer.get(0, lease, False)
+            found = served.deliverer.get(lease, False)
             return None if found is None else self._given(conn, number, served, found, acked)
 
         def expire() -> Reply:
@@ -393,7 +393,7 @@ class Server(Loop):
 
         def attempt() -> Reply:
             for at, served in enumerate(sources):
-                found = served.deliverer.get(0, lease, False)
+                found = served.deliverer.get(lease, False)
                 if found is not None:
                     return self._given(conn, number, served, found, False, at)
             return None
@@ -464,7 +464,7 @@ class Server(Loop):
 
         def attempt() -> Reply:
             # Messages of a size that is not known yet: of large ones fewer in a frame.
-            batch = served.deliverer.get_many(min(most, 64), 0, lease=lease, waits=False)
+            batch = served.deliverer.get_many(min(most, 64), lease=lease, waits=False)
             if not batch:
                 return None
             size = sum(map(len, batch.bodies))
@@ -472,7 +472,7 @@ class Server(Loop):
             is_plain = served.state.levels is None  # a batch is of one priority
             if is_plain and len(batch) == 64 and rest > 0 and size < wire.PART:
                 with suppress(StoreError):
-                    more = served.deliverer.get_many(rest, 0, lease=lease, waits=False)
+                    more = served.deliverer.get_many(rest, lease=lease, waits=False)
                     _join(batch, more)
             tag = session.hold_batch(served, batch)
             plain = not batch._counts and all(type(one) is int for one in batch._extras)
@@ -580,7 +580,7 @@ class Server(Loop):
         def publish() -> int:
             with together.lock:
                 return together.transaction._publish(
-                    *(served.queue, message, options.get("ttl"), timeout, due),
+                    *(served.queue, message, options.get("ttl"), due),
                     *(unique, window, until, options.get("priority")),
                     waits=False,
                 )
