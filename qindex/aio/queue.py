@@ -152,45 +152,30 @@ class Queue:
             return seqs.start
         if given.__class__ is not bytes and not isinstance(given, Message):
             given = as_bytes(given)
-        append = self._publish
-        if priority is not None:
-            append = partial(self._producer.publish_at, priority)
+        publish = partial(
+            self._publish,
+            given,
+            key,
+            headers,
+            properties,
+            ttl,
+            persistent,
+            delay=delay,
+            at=at,
+            unique=unique,
+            window=window,
+            until=until,
+            priority=priority,
+            waits=False,
+        )
         large = len(given.body if isinstance(given, Message) else given) > _ON_LOOP
         seq = -1
         if not large:
             try:
-                seq = append(
-                    given,
-                    key,
-                    headers,
-                    properties,
-                    ttl,
-                    persistent,
-                    delay=delay,
-                    at=at,
-                    unique=unique,
-                    window=window,
-                    until=until,
-                    waits=False,
-                )
+                seq = publish()
             except WouldWaitError:
                 seq = -1
         if seq < 0:
-            publish = partial(
-                append,
-                given,
-                key,
-                headers,
-                properties,
-                ttl,
-                persistent,
-                delay=delay,
-                at=at,
-                unique=unique,
-                window=window,
-                until=until,
-                waits=False,
-            )
             seq = await self._publish_with_room(publish, large=large, timeout=timeout)
         if durable:
             # That is a turn for the others, too.

@@ -15,19 +15,13 @@ cdef class PriorityProducer(Producer):
     cdef public object _parts
     cdef public list known
 
-    @cython.locals(producer=Producer)
-    cpdef Py_ssize_t publish_at(
-        self, object priority, object body, object key=*, object headers=*, object properties=*,
-        object ttl=*, object persistent=*, bint confirm=*, object delay=*,
-        object at=*, object unique=*, object window=*, object until=*, bint waits=*
-    ) except -1
     @cython.locals(at=Py_ssize_t, producer=Producer)
     cdef Producer _of(self, object priority)
     @cython.locals(producer=Producer)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object delay=*, object at=*,
-        object unique=*, object window=*, object until=*, bint waits=*
+        object unique=*, object window=*, object until=*, object priority=*, bint waits=*
     ) except -1
 
 

@@ -277,15 +277,23 @@ class PriorityProducer(Producer):
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
         waits: bool = True,
     ) -> int:
-        """Publish a message without a priority, or with one among its properties."""
-        producer = self.known[0]
+        """Publish a message with a priority, which its record has among its properties. None: with
+        that of its properties."""
         given = body.properties if isinstance(body, Message) else properties
-        if given and isinstance(given, Mapping):
+        if priority is not None:
+            producer = self._of(priority)
+            if isinstance(body, Message):
+                body = with_priority(body, priority)
+            elif properties and isinstance(properties, Mapping):
+                properties = properties_with(properties, priority)
+        elif given and isinstance(given, Mapping):
             parts = self._parts
             producer = parts.level(priority_of(given, parts.max_priority)).producer
-        assert producer is not None
+        else:
+            producer = self._of(0)
         seq = producer.publish(
             body,
             key,
@@ -299,46 +307,7 @@ class PriorityProducer(Producer):
             unique,
             window,
             until,
-            waits,
-        )
-        return producer.state.base + seq
-
-    def publish_at(
-        self,
-        priority: int,
-        body: Body | Message,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        waits: bool = True,
-    ) -> int:
-        """Publish a message with a priority, which is among the properties of its record."""
-        producer = self._of(priority)
-        if isinstance(body, Message):
-            body = with_priority(body, priority)
-        elif properties and isinstance(properties, Mapping):
-            properties = properties_with(properties, priority)
-        seq = producer.publish(
-            body,
-            key,
-            headers,
-            properties,
-            ttl,
-            persistent,
-            confirm,
-            delay,
-            at,
-            unique,
-            window,
-            until,
+            None,
             waits,
         )
         return producer.state.base + seq

@@ -33,12 +33,7 @@ cdef class Producer:
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object delay=*, object at=*,
-        object unique=*, object window=*, object until=*, bint waits=*
-    ) except -1
-    cpdef Py_ssize_t publish_at(
-        self, object priority, object body, object key=*, object headers=*, object properties=*,
-        object ttl=*, object persistent=*, bint confirm=*, object delay=*,
-        object at=*, object unique=*, object window=*, object until=*, bint waits=*
+        object unique=*, object window=*, object until=*, object priority=*, bint waits=*
     ) except -1
     @cython.locals(
         state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t, record=bytes

@@ -116,6 +116,7 @@ class Producer:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
         waits: bool = True,
     ) -> int:
         """See :meth:`qindex.queue.queue.Queue.publish`."""
@@ -134,7 +135,10 @@ class Producer:
             or type(body) is not bytes
             or len(body) > state.most_plain
             or until != "acked"
+            or priority is not None
         ):
+            if priority is not None:
+                raise self.without_priorities(priority)
             if delay is not None or at is not None:
                 due = due_time(delay, at)
             refuse_without_key(unique, window, until)
@@ -205,26 +209,6 @@ class Producer:
         if synced:
             state.sync_journal()
         return seq
-
-    def publish_at(
-        self,
-        priority: int,
-        body: Body | Message,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        waits: bool = True,
-    ) -> int:
-        """Publish a message with a priority. Raises :class:`UsageError`: this queue has none."""
-        raise self.without_priorities(priority)
 
     def without_priorities(self, priority: object) -> UsageError:
         """Return the error for a publish with a priority."""

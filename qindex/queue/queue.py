@@ -146,22 +146,6 @@ class Queue:
             given, properties = self._coder.encode(body, properties)
         while True:
             try:
-                if priority is not None:
-                    return self._producer.publish_at(
-                        priority,
-                        given,
-                        key,
-                        headers,
-                        properties,
-                        ttl,
-                        persistent,
-                        confirm,
-                        delay,
-                        at,
-                        unique,
-                        window,
-                        until,
-                    )
                 return self._producer.publish(
                     given,
                     key,
@@ -175,6 +159,7 @@ class Queue:
                     unique,
                     window,
                     until,
+                    priority,
                 )
             except WouldWaitError as full:
                 timeout = await_room(full, timeout)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from time import monotonic, time_ns
 from typing import Any
 
@@ -196,12 +195,9 @@ class Server(Loop):
         self, conn: Connection, number: int, served: Served, body: Any, given: dict[str, Any]
     ) -> Reply:
         options, confirm, timeout = _options_of(given, wire.PUBLISH_OPTIONS)
-        append: Callable[..., int] = served.producer.publish
-        if "priority" in options:
-            append = partial(served.producer.publish_at, options.pop("priority"))
 
         def publish() -> int:
-            return append(body, waits=False, **options)
+            return served.publish(body, waits=False, **options)
 
         def finish(seq: int) -> Reply:
             reply = self.frame(number, wire.DONE, seq)
