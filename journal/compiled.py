@@ -42,7 +42,7 @@ MODULES = (
     "qindex.index.queue_index",
     "qindex.queue.run_clock",
     "qindex.queue.wake_ups",
-    "qindex.queue.delays",
+    "qindex.queue.notes.delays",
     "qindex.queue.state",
     "qindex.queue.flushing",
     "qindex.queue.delivery",

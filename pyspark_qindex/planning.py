@@ -30,12 +30,12 @@ from journal.locks.directory_lock import LockWatch
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
 from qindex.format import layout
-from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as VERSION2_SUFFIX
 from qindex.format.resynchronise import Reading
 from qindex.format.segment import SUFFIX, file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery import store_directory
+from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.point_in_time import Pinned
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from qindex.format.message import Message
     from qindex.format.settings import UNSET, QueueSettings
     from qindex.options import Durability, Format, OpenOptions, Options
-    from qindex.queue.delivering import Consumer
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.queue import Queue
     from qindex.queue.stats import ByReason, EngineStats, QueueStats
+    from qindex.queue.waiting import Consumer
     from qindex.tools.convert import convert
     from qindex.tools.repair import repair
     from qindex.tools.salvage import salvage
@@ -124,7 +124,7 @@ _LATER = {
     "AnyQueue": "qindex.client.faces",
     "Batch": "qindex.queue.delivery",
     "ByReason": "qindex.queue.stats",
-    "Consumer": "qindex.queue.delivering",
+    "Consumer": "qindex.queue.waiting",
     "Delivery": "qindex.queue.delivery",
     "Engine": "qindex.engine.engine",
     "EngineStats": "qindex.queue.stats",

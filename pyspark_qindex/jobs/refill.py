@@ -33,8 +33,8 @@ from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import pack_count
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import pack_count
 from qindex.recovery.columns import Entries
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle

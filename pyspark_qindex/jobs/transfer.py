@@ -39,8 +39,8 @@ from qindex.format import layout
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.format.priorities import SHIFT
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import unpack_counts
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import unpack_counts
 from qindex.view.arrow import Table, plain_text
 from qindex.view.reader import StoreReader
 

@@ -33,7 +33,7 @@ from qindex.aio.threads import running_loop, to_the_end
 from qindex.compat import shared
 from qindex.compat.queue import Codec, Held, Items, Taken, codec_of
 from qindex.queue.delivery import Delivery
-from qindex.queue.lifo import take_last
+from qindex.queue.queue import take_last
 
 __all__ = ["PersistentLifoQueue", "PersistentQueue"]
 
@@ -159,7 +159,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         return item
 
     def _take(self) -> Delivery | None:
-        return self._core._deliverer.get(0, waits=False)
+        return self._core._deliverer.get(waits=False)
 
     def _one_less(self) -> None:
         super().task_done()

@@ -331,7 +331,7 @@ def _first_of(
 ) -> tuple[Queue, plain_delivery.Delivery] | None:
     """Take the next message of the first of these queues that has one."""
     for one in queues:
-        found = one._deliverer.get(0, lease, False)
+        found = one._deliverer.get(lease, False)
         if found is not None:
             return one, found
     return None

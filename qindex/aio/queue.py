@@ -14,13 +14,13 @@ from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
+from qindex.format.headers import Until, refuse_without_key
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until, refuse_without_key
 from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
-from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
+from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import no_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.producing import Producer, batch_bytes
@@ -28,6 +28,7 @@ from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.stats import QueueStats
+from qindex.queue.waiting import LONG_HELD, warn_of_full_prefetch
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
 if TYPE_CHECKING:
@@ -151,45 +152,30 @@ class Queue:
             return seqs.start
         if given.__class__ is not bytes and not isinstance(given, Message):
             given = as_bytes(given)
-        append = self._publish
-        if priority is not None:
-            append = partial(self._producer.publish_at, priority)
+        publish = partial(
+            self._publish,
+            given,
+            key,
+            headers,
+            properties,
+            ttl,
+            persistent,
+            delay=delay,
+            at=at,
+            unique=unique,
+            window=window,
+            until=until,
+            priority=priority,
+            waits=False,
+        )
         large = len(given.body if isinstance(given, Message) else given) > _ON_LOOP
         seq = -1
         if not large:
             try:
-                seq = append(
-                    given,
-                    key,
-                    headers,
-                    properties,
-                    ttl,
-                    persistent,
-                    delay=delay,
-                    at=at,
-                    unique=unique,
-                    window=window,
-                    until=until,
-                    waits=False,
-                )
+                seq = publish()
             except WouldWaitError:
                 seq = -1
         if seq < 0:
-            publish = partial(
-                append,
-                given,
-                key,
-                headers,
-                properties,
-                ttl,
-                persistent,
-                delay=delay,
-                at=at,
-                unique=unique,
-                window=window,
-                until=until,
-                waits=False,
-            )
             seq = await self._publish_with_room(publish, large=large, timeout=timeout)
         if durable:
             # That is a turn for the others, too.
@@ -327,10 +313,10 @@ class Queue:
         self._turn += 1
         if not self._turn & _TURN:
             await asyncio.sleep(0)
-        delivery = deliverer.get(0, lease=lease, waits=False)
+        delivery = deliverer.get(lease, waits=False)
         if delivery is None and has_time(timeout):
             delivery = await self._wait_for(
-                lambda: deliverer.get(0, lease=lease, waits=False), timeout, stopped
+                lambda: deliverer.get(lease, waits=False), timeout, stopped
             )
         return None if delivery is None else Delivery(self, delivery)
 
@@ -345,7 +331,7 @@ class Queue:
         await asyncio.sleep(0)
 
         def take() -> plain_delivery.Batch:
-            return self._deliverer.get_many(max_messages, 0, lease=lease, waits=False)
+            return self._deliverer.get_many(max_messages, lease=lease, waits=False)
 
         batch = take()
         if not batch and has_time(timeout):

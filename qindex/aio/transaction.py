@@ -14,11 +14,11 @@ from qindex.aio.queue import Queue
 from qindex.aio.threads import Helper, asked_to_end
 from qindex.aio.waiting import with_room
 from qindex.engine import transactions as plain
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message, message_of
-from qindex.format.unique import Until
 from qindex.format.values import Value
-from qindex.queue.delays import due_time
 from qindex.queue.delivery import no_delivery
+from qindex.queue.notes.delays import due_time
 
 
 class Transaction:
@@ -67,7 +67,7 @@ class Transaction:
         target = queue._queue if isinstance(queue, Queue) else queue
         publish = partial(
             self._plain._publish,
-            *(target, message, ttl, timeout, due, unique, window, until, priority),
+            *(target, message, ttl, due, unique, window, until, priority),
             waits=False,
         )
         return await with_room(partial(self._helper.finish, publish), timeout)

@@ -32,7 +32,7 @@ from qindex.cli.output import (
     write_out,
 )
 from qindex.format.message import Message
-from qindex.queue.leases import check_lease
+from qindex.queue.notes.leases import check_lease
 from qindex.view.reader import QueueReader, StoreReader
 from qindex.view.row_json import json_line, row_json
 

@@ -25,8 +25,8 @@ from journal.errors import (
     UsageError,
 )
 from qindex.client.link import ANY, Opens, went_back
+from qindex.format.headers import Until, refuse_without_key
 from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
-from qindex.format.unique import Until, refuse_without_key
 from qindex.queue.delivery import (
     DELIVERED,
     LOOKED_AT,

@@ -23,7 +23,7 @@ from journal.errors import ClosedError, StorageError, UsageError, storage_errors
 from journal.locks.call_lock import CallLock
 from qindex.compat import shared
 from qindex.queue.delivery import Delivery
-from qindex.queue.lifo import peek_last, take_last
+from qindex.queue.queue import peek_last, take_last
 
 __all__ = ["STORE", "FifoDiskQueue", "LifoDiskQueue"]
 

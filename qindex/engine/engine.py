@@ -61,14 +61,15 @@ from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.queue.delivery import Delivery
-from qindex.queue.first_ready import take_first
 from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.parts import QueueParts
 from qindex.queue.priorities import PriorityParts
 from qindex.queue.queue import Queue
+from qindex.queue.room import WouldWaitError
 from qindex.queue.state import QueueState
 from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
+from qindex.queue.waiting import await_room, take_first
 from qindex.queue.wake_ups import has_time
 from qindex.recovery import store_directory
 from qindex.recovery.damage import refuse_losses, report
@@ -816,7 +817,7 @@ class Engine:
 
         def take() -> tuple[QueueState, Delivery] | None:
             for one in sources:
-                found = one.deliverer.get(0, lease)
+                found = one.deliverer.get(lease)
                 if found is not None:
                     return one.state, found
             return None
@@ -863,7 +864,12 @@ class Engine:
         (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
         """
         message = message_of(body, key, headers, properties, 0)
-        return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
+        names = listed(queues, "queues")
+        while True:
+            try:
+                return self._publish_to(names, message, ttl, persistent, confirm)
+            except WouldWaitError as full:
+                timeout = await_room(full, timeout)
 
     def _publish_to(
         self,
@@ -872,17 +878,17 @@ class Engine:
         ttl: float | None,
         persistent: bool,
         confirm: bool = False,
-        timeout: float | None = None,
         *,
         waits: bool = True,
     ) -> list[int]:
-        """See :meth:`publish_to`; ``waits``: whether the caller may wait for room or the disk."""
+        """See :meth:`publish_to`; ``waits``: whether the caller may wait for a flush or the disk.
+        Raises :class:`WouldWaitError`."""
         names = listed(queues, "queues")
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():
             with self.transaction() as tx:
-                seqs = tx._publish_to(names, message, ttl, persistent, timeout, waits)
+                seqs = tx._publish_to(names, message, ttl, persistent, waits)
             if confirm:
                 for name in names:
                     self.queue(name).sync()

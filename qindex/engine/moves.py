@@ -44,6 +44,7 @@ from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
+from qindex.queue.room import WouldWaitError
 from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
 
@@ -383,7 +384,10 @@ class Moves:
         target, letters = move.target, move.letters
         producer = target.producer
         items = [_prepared(producer, move.source.name, one) for one in letters]
-        held = target.room.take(items, 0, True)
+        try:
+            held = target.room.take(items)
+        except WouldWaitError as full:
+            raise QueueFullError(str(full)) from None  # a move is tried again by the timer
         try:
             with self.lock:
                 self.check()

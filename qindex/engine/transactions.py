@@ -36,6 +36,7 @@ from journal.locks.patience import PatientLock
 from qindex.engine.moves import Moves
 from qindex.engine.transaction_log import Noted, TransactionLog
 from qindex.format.entries import make_entry
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message, message_of
 from qindex.format.transactions import (
     pack_ack,
@@ -43,17 +44,18 @@ from qindex.format.transactions import (
     pack_name,
     pack_published,
 )
-from qindex.format.unique import Until
 from qindex.format.values import Value
 from qindex.index.segment import PENDING
-from qindex.queue.delays import due_time
 from qindex.queue.delivery import Delivery, no_delivery, refusal_of
+from qindex.queue.notes.delays import due_time
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import SHARED_BELOW, Later
 from qindex.queue.queue import Queue
+from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
+from qindex.queue.waiting import await_room
 
 _log = logging.getLogger("qindex.transactions")
 
@@ -260,7 +262,11 @@ class Transaction:
                 return seq
         message = message_of(given, key, headers, properties, time_ns())
         due = due_time(delay, at)
-        return self._publish(queue, message, ttl, timeout, due, unique, window, until, priority)
+        while True:
+            try:
+                return self._publish(queue, message, ttl, due, unique, window, until, priority)
+            except WouldWaitError as full:
+                timeout = await_room(full, timeout)
 
     def _new_part(self, parts: QueueParts) -> _Part:
         part = _Part()
@@ -293,7 +299,6 @@ class Transaction:
         queue: str | Queue,
         message: Message,
         ttl: float | None,
-        timeout: float | None,
         due: int,
         unique: str | None,
         window: float | None,
@@ -302,7 +307,8 @@ class Transaction:
         *,
         waits: bool = True,
     ) -> int:
-        """See :meth:`publish`; ``waits``: whether the caller may wait for room."""
+        """See :meth:`publish`; ``waits``: whether the caller may wait for a flush. Raises
+        :class:`WouldWaitError`."""
         every = self._checked()
         with every.calls.here():
             whole = _parts_of(every, queue)
@@ -312,7 +318,7 @@ class Transaction:
             self._parts.append(part)
             try:
                 seq = parts.producer.publish_noted(
-                    message, part, ttl, timeout, due, unique, window, until, waits
+                    message, part, ttl, due, unique, window, until, waits
                 )
             except BaseException:
                 self._drop(part)
@@ -325,11 +331,11 @@ class Transaction:
         message: Message,
         ttl: float | None,
         persistent: bool,
-        timeout: float | None,
         waits: bool,
     ) -> list[int]:
         """Publish one message to several queues, and return its seq_id in each. ``waits``: whether
-        the caller may wait for room. If this raises, the transaction must be rolled back."""
+        the caller may wait for a flush. Raises :class:`WouldWaitError`. If it raises, the
+        transaction must be rolled back."""
         every = self._checked()
         is_plain = (
             persistent
@@ -342,7 +348,7 @@ class Transaction:
         others = [every.parts_of(name) for name, seq in zip(names, seqs, strict=True) if seq < 0]
         if not others:
             return seqs
-        shared = iter(self._share(others, message, ttl, persistent, timeout, waits))
+        shared = iter(self._share(others, message, ttl, persistent, waits))
         return [next(shared) if seq < 0 else seq for seq in seqs]
 
     def _share(
@@ -351,7 +357,6 @@ class Transaction:
         message: Message,
         ttl: float | None,
         persistent: bool,
-        timeout: float | None,
         waits: bool,
     ) -> list[int]:
         """See :meth:`_publish_to`. A large record is written to the message store once, with a
@@ -368,7 +373,7 @@ class Transaction:
         seqs: list[int] = []
         try:
             for level in levels:
-                held.append(level.producer.room.ask([item], timeout, waits))
+                held.append(level.producer.room.ask([item]))
             # A queue that has its entry is taken off the list.
             stored += first.store_records([item], len(levels)) * len(levels)
             for level, expiry, one in zip(levels, expiries, held, strict=True):

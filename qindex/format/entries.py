@@ -19,7 +19,7 @@ from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from journal.fs.files import ReadBuffer
 from journal.memory.arrays import I64, U64
 from qindex.format import message_record as record_format
-from qindex.format.delays import DUE_HEADER
+from qindex.format.headers import DUE_HEADER
 from qindex.format.message import Message, in_the_making
 from qindex.format.message_record import NOTHING
 from qindex.format.publish_check import correct_bit

@@ -1,7 +1,7 @@
 """The bytes of notes: a number for each of some entries of a queue, in a file beside it.
 
-``qindex.due`` has due times (:mod:`qindex.format.delays`), ``qindex.keys`` hashes of unique keys
-(:mod:`qindex.format.unique`). Both repeat what the messages say, so that an open need not read
+``qindex.due`` has due times (:mod:`qindex.format.headers`), ``qindex.keys`` hashes of unique keys
+(:mod:`qindex.format.headers`). Both repeat what the messages say, so that an open need not read
 these. A file holds records of 20 bytes, big-endian::
 
     0          8          16         20

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from journal.errors import UsageError
 from journal.schema import Int, Number, OneOf, Optional, Record, Text, check
 from qindex.format import layout
-from qindex.format.delays import parse_backoff
+from qindex.format.headers import parse_backoff
 from qindex.format.rabbitmq.names import MAX_PRIORITY
 
 Overflow = Literal["reject", "drop-head", "block"]

@@ -20,9 +20,8 @@ from time import time_ns
 from typing import Any, Literal
 
 from journal.errors import QueueFullError, StoreError
-from qindex.format.delays import DUE_HEADER
+from qindex.format.headers import DUE_HEADER, without_key
 from qindex.format.message import Message
-from qindex.format.unique import without_key
 
 Reason = Literal["rejected", "expired", "limit", "overflow"]
 """``reject()``; its time was up; ``delivery_limit``; dropped from the head of a queue

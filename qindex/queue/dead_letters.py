@@ -3,16 +3,21 @@
 They are marked as being moved, and wait here until the queue's lock is free, or until their target
 has room again. :class:`Mover` moves them, in the order in which the queue parted with them: one
 thread at a time moves those of a queue.
+
+While their target is full, the first :data:`MOST_WAITING` of them are kept whole, if they are
+small. Of the others the seq_id and the reason are kept, nine bytes; their messages are read again
+when it is their turn.
 """
 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, get_args
 
 import numpy as np
 
@@ -20,24 +25,22 @@ from journal.errors import ClosedError, DamageError, StoreError
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
 from journal.memory.arrays import I64
-from qindex.format.delays import DUE_HEADER
 from qindex.format.entries import Entry
+from qindex.format.headers import DUE_HEADER, without_key
 from qindex.format.message import Message
-from qindex.format.unique import without_key
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import MOVING
 from qindex.queue.dead_letter import Letter, NotMovedError, Reason
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.message_reader import MessageReader
 from qindex.queue.outstanding import Outstanding, seqs_of
-from qindex.queue.postponed import MOST_WAITING, Postponed
 from qindex.queue.state import QueueState
-
-__all__ = ["MOST_WAITING", "DeadLetters", "Mover"]
-
 
 _log = logging.getLogger("qindex.queue")
 
+MOST_WAITING = 1024
+"""Messages of one queue that wait in memory for their dead-letter queue."""
+_REASONS: tuple[Reason, ...] = get_args(Reason)
 _RETRY = 1.0
 """Seconds until a move that failed is tried again."""
 _MOST_BODY = 4096
@@ -68,6 +71,37 @@ class Mover(Protocol):
 
     def settle(self) -> None:
         """Do the remaining work of all moves."""
+
+
+class Postponed:
+    """seq_ids of messages that are marked as being moved, each with the reason, first come first.
+
+    The queue's lock is held for every call.
+    """
+
+    def __init__(self) -> None:
+        self._seqs = array("q")
+        self._reasons = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def add(self, seq: int, reason: Reason) -> None:
+        """Note one. Nine bytes."""
+        self._seqs.append(seq)
+        self._reasons.append(_REASONS.index(reason))
+
+    def first(self, most: int) -> dict[int, Reason]:
+        """Return up to ``most`` of the first, in ascending order; they stay until :meth:`drop`."""
+        seqs = self._seqs[:most]
+        end = next((at for at in range(1, len(seqs)) if seqs[at] < seqs[at - 1]), len(seqs))
+        reasons = (_REASONS[one] for one in self._reasons[:end])
+        return dict(zip(seqs[:end], reasons, strict=True))
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count``. O(all)."""
+        del self._seqs[:count]
+        del self._reasons[:count]
 
 
 class DeadLetters:

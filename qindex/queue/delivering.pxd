@@ -11,11 +11,11 @@ from qindex.queue.state cimport QueueState
 
 
 cdef class Deliverer:
-    cdef public QueueState _state
+    cdef public QueueState state
     cdef public Settler _settler
     cdef public Flusher _flusher
     cdef public object _letters, _owed, _reader
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead, window=Window,
                    at=Py_ssize_t, seq=Py_ssize_t, given=Delivery, again=bint)
-    cpdef Delivery get(self, object timeout=*, object lease=*, bint waits=*, object consumer=*)
+    cpdef Delivery get(self, object lease=*, bint waits=*)

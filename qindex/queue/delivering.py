@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from journal.background import Background
-from journal.errors import ClosedError, DamageError, StoreError, UsageError
+from journal.errors import DamageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
-from qindex.format.delays import DUE_HEADER, due_of
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
+from qindex.format.headers import DUE_HEADER, due_of
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
-from qindex.queue.delays import SEQ, DueTimes, make_key, now_us
 from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
-from qindex.queue.leases import check_lease
 from qindex.queue.message_reader import MessageReader
+from qindex.queue.notes.delays import SEQ, DueTimes, make_key, now_us
+from qindex.queue.notes.leases import check_lease
 from qindex.queue.outstanding import seqs_of
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
-from qindex.queue.wake_ups import deadline_after, time_left
 
 _log = logging.getLogger("qindex.queue")
 
@@ -35,58 +34,6 @@ _READ_TOGETHER = 64
 _READ_AHEAD_SHARED = 480
 """The same while several threads use the queue: of 500 items and more numpy lets other threads run,
 and each step of reading ahead would wait for the interpreter, with the queue's lock held."""
-
-LONG_HELD = 5.0
-"""Seconds for which a consumer waits for an ack with its prefetch full, before it is warned."""
-
-
-def warn_of_full_prefetch(name: str, seq_ids: Sequence[int]) -> None:
-    """Warn of a consumer whose prefetch is full: it acknowledges none of its messages."""
-    shown = ", ".join(map(str, seq_ids[:10])) + (", ..." if len(seq_ids) > 10 else "")
-    what = "queue %r: consume waits: all %d messages of its prefetch are unacknowledged: seq_ids %s"
-    _log.warning(what, name, len(seq_ids), shown)
-
-
-class Consumer(Iterator[Delivery]):
-    """The iterator of :meth:`qindex.queue.queue.Queue.consume`.
-
-    ``stopped``: it gives no more messages.
-    """
-
-    def __init__(
-        self, deliverer: Deliverer, prefetch: int, timeout: float | None, lease: float | None
-    ) -> None:
-        self._deliverer = deliverer
-        self._prefetch = prefetch
-        self._timeout = timeout
-        self._lease = lease
-        self._given: list[Delivery] = []
-        self.stopped: bool = False
-
-    def stop(self) -> None:
-        """Deliver no more messages: the loop over this iterator ends.
-
-        Messages that it gave can be settled as before. From any thread, and in a signal's handler.
-        """
-        self.stopped = True
-        self._deliverer.wake_consumers()
-
-    def __next__(self) -> Delivery:
-        deliverer = self._deliverer
-        if len(self._given) >= self._prefetch and not self.stopped:
-            self._given = deliverer.await_settled(self._given, self)
-        delivery = None
-        if not self.stopped:
-            try:
-                delivery = deliverer.get(self._timeout, self._lease, True, self)
-            except ClosedError:
-                if not deliverer.is_drained():
-                    raise
-                self.stopped = True
-        if delivery is None:
-            raise StopIteration
-        self._given.append(delivery)
-        return delivery
 
 
 class Deliverer:
@@ -103,7 +50,7 @@ class Deliverer:
         letters: DeadLetters,
         settler: Settler,
     ) -> None:
-        self._state = state
+        self.state = state
         self._flusher = flusher
         self._reader = reader
         self._letters = letters
@@ -113,17 +60,12 @@ class Deliverer:
 
     # -- one by one -----------------------------------------------------------------------------
 
-    def get(
-        self,
-        timeout: float | None = None,
-        lease: float | None = None,
-        waits: bool = True,
-        consumer: Consumer | None = None,
-    ) -> Delivery | None:
-        """See :meth:`qindex.queue.queue.Queue.get`. Return None once ``consumer`` was stopped."""
+    def get(self, lease: float | None = None, waits: bool = True) -> Delivery | None:
+        """Take the next message, as :meth:`qindex.queue.queue.Queue.get`. Return None if none is
+        ready."""
         if lease is not None:
             check_lease(lease)
-        state = self._state
+        state = self.state
         lock = state.lock
         if lock.is_mine():
             refuse_twice()
@@ -138,7 +80,7 @@ class Deliverer:
                 window, at = ahead.window, ahead.at
                 if ahead.returned or at == len(window.bodies):
                     given = None
-                    if not self._available(timeout, waits, consumer):
+                    if not self._available(waits):
                         break
                     if ahead.returned or ahead.staged is not None:
                         given = self._take_returned(lease)
@@ -189,12 +131,9 @@ class Deliverer:
             self._letters.move_waiting(waits)
         return given
 
-    def _available(
-        self, timeout: float | None, waits: bool, consumer: Consumer | None = None
-    ) -> bool:
-        """Wait until a message is given back or in the window; false when the time is up, or the
-        consumer was stopped."""
-        state = self._state
+    def _available(self, waits: bool) -> bool:
+        """Return whether a message was given back, or is in the window. Read ahead if not."""
+        state = self.state
         state.refuse_delivery()
         index = state.index
         ahead = index.ahead
@@ -204,7 +143,6 @@ class Deliverer:
         elif ahead.is_empty() and self._fill_few():
             return True
         letters = self._letters
-        deadline = deadline_after(timeout)
         owed, self._owed = self._owed, None
         if owed is not None:
             raise owed
@@ -219,20 +157,15 @@ class Deliverer:
                 continue
             if self._fill(_READ_AHEAD_SHARED if state.lock.is_shared() else READ_AHEAD):
                 break
-            if letters.holds_any() and letters.move_unlocked(waits):
-                continue
-            left = time_left(deadline)
-            if (left is not None and left <= 0) or (consumer is not None and consumer.stopped):
+            if not (letters.holds_any() and letters.move_unlocked(waits)):
                 return False
-            state.wait_for(state.arrived, left)
-            state.refuse_delivery()
         return True
 
     def _fill(self, most: int) -> bool:
         """Read ahead into an empty window; false when nothing is ready."""
-        index = self._state.index
-        if self._state.later is not None:
-            return self._fill_in_order(self._state.later, most)
+        index = self.state.index
+        if self.state.later is not None:
+            return self._fill_in_order(self.state.later, most)
         window, index.ahead.next_fetch = index.fetch(index.ahead.next_fetch, most)
         if window is None:
             return False
@@ -242,7 +175,7 @@ class Deliverer:
     def _fill_in_order(self, later: DueTimes, most: int) -> bool:
         """Read ahead in a queue with delayed messages: those that are due come before the others
         that were published after that time."""
-        index = self._state.index
+        index = self.state.index
         ahead = index.ahead
         if not ahead.go_on():
             window, ahead.next_fetch = index.fetch(ahead.next_fetch, most)
@@ -262,7 +195,7 @@ class Deliverer:
 
     def _stage(self, later: DueTimes) -> None:
         """Stage a due message before the first message given back, if it comes before that."""
-        ahead = self._state.index.ahead
+        ahead = self.state.index.ahead
         if ahead.returned and ahead.staged is None:
             later.bring()
             due = later.first_due()
@@ -301,7 +234,7 @@ class Deliverer:
     def _fill_few(self) -> bool:
         """Read ahead the few messages that a consumer has left that keeps up with the publishers;
         false where there are none, or more work is to be done."""
-        index = self._state.index
+        index = self.state.index
         few = index.fetch_few(index.ahead.next_fetch)
         if few is None:
             return False
@@ -310,18 +243,18 @@ class Deliverer:
 
     def _take_returned(self, lease: float | None) -> Delivery | None:
         """Deliver the first message that was given back; ``None`` when it may not be delivered."""
-        index = self._state.index
+        index = self.state.index
         seq, body, extra = self._next_returned()
         try:
             return self._deliver(seq, body, extra, lease)
         except StoreError:
             if index.state_of(seq) in (PUBLISHED, DELIVERED):
-                self._state.give_back(seq, body, extra)
+                self.state.give_back(seq, body, extra)
             raise
 
     def _next_returned(self) -> tuple[int, bytes, int | Entry]:
         """Take the first message that was given back, or that was delayed and is due."""
-        state = self._state
+        state = self.state
         seq, body, extra = state.index.ahead.take_returned()
         if state.later is not None and seq in state.later.dues:
             state.index.release(seq)
@@ -334,7 +267,7 @@ class Deliverer:
     ) -> Delivery | None:
         """Deliver a message that was read, from wherever it stood; ``None`` when it may not be
         delivered: it has expired, or was delivered too often. Lock held."""
-        state = self._state
+        state = self.state
         index = state.index
         if not isinstance(extra, int):
             admitted = self._admit(seq, extra)
@@ -354,7 +287,7 @@ class Deliverer:
     def _hand_out(self, delivery: Delivery, lease: float | None) -> bool:
         """Count a delivery, and begin its lease; false when the message has been delivered too
         often, and must not be handed out. Lock held."""
-        state = self._state
+        state = self.state
         seq = delivery.seq_id
         state.went_out(1, len(delivery.body))
         # That a message with a count was delivered may be missing from the journal: damage took it,
@@ -374,7 +307,7 @@ class Deliverer:
 
     def _note_count(self, seq: int, count: int) -> None:
         """Note a delivery for the next run, before the message is handed out."""
-        state = self._state
+        state = self.state
         assert state.counts is not None
         state.returns[seq] = count
         state.nacked_at.setdefault(seq, 0)
@@ -395,14 +328,14 @@ class Deliverer:
             due = due_of(entry.message.headers)
             if due > now_us() and not self._was_due(seq):
                 # The file of due times was lost, or the message came from elsewhere.
-                self._state.delays().hold_again(seq, due)
+                self.state.delays().hold_again(seq, due)
                 return None
         if entry.stored and entry.message is not None:
-            self._state.stored_out[seq] = entry.msg_id
+            self.state.stored_out[seq] = entry.msg_id
         return entry
 
     def _was_due(self, seq: int) -> bool:
-        later = self._state.later
+        later = self.state.later
         return later is not None and seq in later.dues
 
     def _damage_of(self, seq: int, body: bytes, entry: Entry) -> StoreError:
@@ -411,27 +344,21 @@ class Deliverer:
         try:
             return self._reader.drop_damaged(seq, entry)
         except StoreError:
-            self._state.give_back(seq, body, entry)
+            self.state.give_back(seq, body, entry)
             raise
 
     # -- in batches -----------------------------------------------------------------------------
 
-    def get_many(
-        self,
-        most: int,
-        timeout: float | None = 0,
-        *,
-        lease: float | None = None,
-        waits: bool = True,
-    ) -> Batch:
-        """See :meth:`qindex.queue.queue.Queue.get_many`."""
+    def get_many(self, most: int, *, lease: float | None = None, waits: bool = True) -> Batch:
+        """Take messages, as :meth:`qindex.queue.queue.Queue.get_many`. The batch is empty if none
+        is ready."""
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"max_messages must be at least 1, not {most!r}")
         if lease is not None:
             check_lease(lease)
-        with self._state.lock, self._state as state:
-            ready = self._available(timeout, waits)
-            # The batch is made after the waiting: messages given back meanwhile may be in it.
+        with self.state.lock, self.state as state:
+            ready = self._available(waits)
+            # The batch is made after this: a message that is given back meanwhile may be in it.
             batch = Batch(self._settler, state.index.nacks)
             # Once more, where all of them had been delivered too often.
             while ready and not batch:
@@ -458,10 +385,10 @@ class Deliverer:
 
     def _take_into(self, batch: Batch, most: int) -> bool:
         """Move messages that may be delivered into ``batch``; false when it has to end here."""
-        index = self._state.index
+        index = self.state.index
         ahead = index.ahead
-        if self._state.later is not None:
-            self._stage(self._state.later)
+        if self.state.later is not None:
+            self._stage(self.state.later)
         if ahead.returned or ahead.staged is not None:
             return self._take_entry(batch, *self._next_returned())
         at = ahead.at
@@ -488,7 +415,7 @@ class Deliverer:
     def _take_stored(self, batch: Batch, window: Window, at: int, most: int) -> bool:
         """Move messages into ``batch`` that are in the message store, sound, and need nothing else:
         up to ``most``; false when there are none, or not two."""
-        state = self._state
+        state = self.state
         waiting: list[Entry] = []
         for extra in window.extras[at : at + most]:
             if not isinstance(extra, Entry) or not is_only_stored(extra):
@@ -512,19 +439,19 @@ class Deliverer:
     def _take_entry(self, batch: Batch, seq: int, body: bytes, extra: int | Entry) -> bool:
         """Move one message into ``batch``, or drop it (expired); false when it is damaged and
         the batch has to end before it."""
-        index = self._state.index
+        index = self.state.index
         if not isinstance(extra, int):
             try:
                 admitted = self._admit(seq, extra)
             except StoreError:
-                self._state.give_back(seq, body, extra)
+                self.state.give_back(seq, body, extra)
                 raise
             if admitted is None:
                 return True
             if admitted.message is None:
                 if batch:
                     # Its error is for the next call, and belongs to no message of this batch.
-                    self._state.give_back(seq, body, admitted)
+                    self.state.give_back(seq, body, admitted)
                     return False
                 raise self._damage_of(seq, body, admitted)
             extra, body = admitted, admitted.message.body
@@ -536,7 +463,7 @@ class Deliverer:
         of it, and it tells whether there were any. Lock held."""
         if not batch:
             return False
-        state = self._state
+        state = self.state
         index = state.index
         try:
             fresh = index.deliver_many(seqs_of(batch))
@@ -556,7 +483,7 @@ class Deliverer:
     def _hand_out_all(self, batch: Batch, lease: float | None) -> bool:
         """Count the deliveries of a batch, and begin their leases; tells whether some messages were
         delivered too often, and were taken out of it. Lock held."""
-        state = self._state
+        state = self.state
         again: dict[int, int] = {}
         known = state.returns
         counted = DELIVERED in batch._states or not known.keys().isdisjoint(batch._seqs)
@@ -581,14 +508,14 @@ class Deliverer:
         """Drop the messages at the head whose time is up, or let them go to the dead-letter queue.
         Gives when the next one expires, in microseconds since 1970: 0 where it does not, or where
         there is none. Lock held."""
-        ahead = self._state.index.ahead
+        ahead = self.state.index.ahead
         while not ahead.is_empty() or self._fill(READ_AHEAD):
             seq, extra = ahead.first()
             expiry = 0 if isinstance(extra, int) else extra.expiry
             if not 0 < expiry <= now_us():
                 return expiry
             if ahead.staged is not None:
-                self._state.index.release(seq)
+                self.state.index.release(seq)
             admitted = self._admit(seq, extra)
             if admitted is not None:
                 # The expiry came of a flipped bit, which is reported.
@@ -597,29 +524,11 @@ class Deliverer:
             ahead.pass_first()
         return 0
 
-    # -- consuming and looking --------------------------------------------------------------------
-
-    def consume(self, prefetch: int, timeout: float | None, lease: float | None) -> Consumer:
-        """See :meth:`qindex.queue.queue.Queue.consume`."""
-        return Consumer(self, prefetch, timeout, lease)
-
-    def await_settled(self, given: list[Delivery], consumer: Consumer) -> list[Delivery]:
-        """Wait until one of these is settled, or the consumer is stopped; return those that are
-        not settled. Warns of a long wait."""
-        until: float | None = LONG_HELD
-        with self._state.lock, self._state as state:
-            while True:
-                held = [delivery for delivery in given if not delivery.settled]
-                if len(held) < len(given) or consumer.stopped or state.draining:
-                    return held
-                rung = state.wait_for(state.settled, until)
-                if not rung and until is not None:
-                    until = None
-                    warn_of_full_prefetch(state.name, [one.seq_id for one in given])
+    # -- looking, and the end ---------------------------------------------------------------------
 
     def wake_consumers(self) -> None:
         """Wake all waiters for a message or an ack, to check whether they were stopped."""
-        state = self._state
+        state = self.state
         try:
             if state.lock.is_mine():
                 refuse_twice()
@@ -633,18 +542,18 @@ class Deliverer:
 
     def drain(self) -> None:
         """Hand out no more messages."""
-        self._state.draining = True
+        self.state.draining = True
         self.wake_consumers()
 
     def is_drained(self) -> bool:
         """Return whether the queue hands out no more messages because its engine is closing."""
-        return self._state.draining
+        return self.state.draining
 
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
         if not isinstance(most, int) or most < 0:
             raise UsageError(f"max_messages must be at least 0, not {most!r}")
-        with self._state.lock, self._state:
+        with self.state.lock, self.state:
             seen: list[Delivery] = []
             if not most:
                 return seen
@@ -662,7 +571,7 @@ class Deliverer:
 
     def _ahead(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
         """Go through the ready messages, in order; none is taken. Lock held."""
-        index = self._state.index
+        index = self.state.index
         ahead = index.ahead
         for seq in sorted(ahead.returned):
             body, extra = ahead.returned_by_seq[seq]
@@ -684,7 +593,7 @@ class Deliverer:
     def _in_order(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
         """Go through the messages that are ready, with those that are due in their places. Lock
         held."""
-        state = self._state
+        state = self.state
         due: list[int] = []
         if state.later is not None:
             state.later.take_back()
@@ -698,15 +607,15 @@ class Deliverer:
             yield self._held(key & SEQ)
 
     def _held(self, seq: int) -> tuple[int, bytes, bool, int | Entry]:
-        index = self._state.index
+        index = self.state.index
         body, extra = index.read_held(seq)
         return seq, body, index.state_of(seq) == HELD_AGAIN, extra
 
     # -- from the back ----------------------------------------------------------------------------
 
     def take_last(self, *, waits: bool = True) -> Delivery | None:
-        """See :func:`qindex.queue.lifo.take_last`."""
-        with self._state.lock, self._state as state:
+        """See :func:`qindex.queue.queue.take_last`."""
+        with self.state.lock, self.state as state:
             state.refuse_delivery()
             index = state.index
             given: Delivery | None = None
@@ -725,7 +634,7 @@ class Deliverer:
             raise UsageError(f"a seq_id is an int, not {seq!r}")
         if lease is not None:
             check_lease(lease)
-        with self._state.lock, self._state as state:
+        with self.state.lock, self.state as state:
             state.refuse_delivery()
             index = state.index
             given = None
@@ -740,7 +649,7 @@ class Deliverer:
 
     def _take_one(self, seq: int, waits: bool, lease: float | None = None) -> Delivery | None:
         """Deliver an entry that is ready, wherever it is; ``None`` as for :meth:`_deliver`."""
-        index = self._state.index
+        index = self.state.index
         index.ahead.unread(seq)
         body, extra = index.read_one(seq)
         given = self._deliver(seq, body, extra, lease)
@@ -748,8 +657,8 @@ class Deliverer:
         return given
 
     def peek_last(self) -> bytes | None:
-        """See :func:`qindex.queue.lifo.peek_last`."""
-        with self._state.lock, self._state as state:
+        """See :func:`qindex.queue.queue.peek_last`."""
+        with self.state.lock, self.state as state:
             index = state.index
             below = index.next_seq
             now = now_us()

@@ -13,7 +13,7 @@ import numpy as np
 from journal.errors import DamageError
 from journal.memory.arrays import I64
 from qindex.format.entries import Entry
-from qindex.format.unique import hash_key
+from qindex.format.headers import hash_key
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, HELD, HELD_AGAIN, PUBLISHED
 from qindex.queue.delivery import LOOKED_AT, Delivery, make_delivery
 from qindex.queue.message_reader import MessageReader

@@ -8,14 +8,12 @@ from qindex.format.settings import QueueSettings
 class Limits:
     """The limits of one queue, whose lock is held for every call.
 
-    ``bytes``: of the bodies that are ready, counted if there is a ``max_bytes``. ``waiting``: how
-    many publishers wait for room.
+    ``bytes``: of the bodies that are ready, counted if there is a ``max_bytes``.
     """
 
     def __init__(self, settings: QueueSettings) -> None:
         self.adopt(settings)
         self.bytes = 0
-        self.waiting = 0
         self._taken = 0
         self._taken_bytes = 0
 

@@ -25,8 +25,7 @@ from qindex.queue.producing import Producer
 from qindex.queue.room import Room
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
-from qindex.queue.stats import QueueStats
-from qindex.queue.tally import by_reason
+from qindex.queue.stats import QueueStats, by_reason
 from qindex.queue.timer import Alarm
 
 

@@ -15,19 +15,13 @@ cdef class PriorityProducer(Producer):
     cdef public object _parts
     cdef public list known
 
-    @cython.locals(producer=Producer)
-    cpdef Py_ssize_t publish_at(
-        self, object priority, object body, object key=*, object headers=*, object properties=*,
-        object ttl=*, object persistent=*, bint confirm=*, object timeout=*, object delay=*,
-        object at=*, object unique=*, object window=*, object until=*, bint waits=*
-    ) except -1
     @cython.locals(at=Py_ssize_t, producer=Producer)
     cdef Producer _of(self, object priority)
     @cython.locals(producer=Producer)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
-        object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
-        object unique=*, object window=*, object until=*, bint waits=*
+        object persistent=*, bint confirm=*, object delay=*, object at=*,
+        object unique=*, object window=*, object until=*, object priority=*, bint waits=*
     ) except -1
 
 
@@ -35,9 +29,8 @@ cdef class PriorityDeliverer(Deliverer):
     cdef public object _parts
     cdef public tuple levels
 
-    cpdef Delivery get(self, object timeout=*, object lease=*, bint waits=*, object consumer=*)
     @cython.locals(level=Deliverer, state=QueueState, index=QueueIndex, given=Delivery)
-    cdef Delivery _take(self, object lease, bint waits)
+    cpdef Delivery get(self, object lease=*, bint waits=*)
 
 
 cdef class PrioritySettler(Settler):

@@ -19,14 +19,13 @@ from typing import Any
 
 from journal.durations import NO_DURATIONS, Durations, Stopwatch
 from journal.errors import DamageError, StoreError, UsageError
+from qindex.format.headers import Until
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.priorities import LOW, PROPERTY, SHIFT, priority_of
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import Until
 from qindex.queue.dead_letters import DeadLetters, Mover
-from qindex.queue.delivering import Consumer, Deliverer
+from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import Batch, Delivery, MixedBatch, parts_of
-from qindex.queue.first_ready import take_first
 from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.limits import Limits
 from qindex.queue.outstanding import Outstanding
@@ -36,7 +35,6 @@ from qindex.queue.room import Room
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.stats import ByReason, QueueStats
-from qindex.queue.wake_ups import has_time
 
 
 class PriorityParts(QueueParts):
@@ -274,21 +272,28 @@ class PriorityProducer(Producer):
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
         waits: bool = True,
     ) -> int:
-        """Publish a message without a priority, or with one among its properties."""
-        producer = self.known[0]
+        """Publish a message with a priority, which its record has among its properties. None: with
+        that of its properties."""
         given = body.properties if isinstance(body, Message) else properties
-        if given and isinstance(given, Mapping):
+        if priority is not None:
+            producer = self._of(priority)
+            if isinstance(body, Message):
+                body = with_priority(body, priority)
+            elif properties and isinstance(properties, Mapping):
+                properties = properties_with(properties, priority)
+        elif given and isinstance(given, Mapping):
             parts = self._parts
             producer = parts.level(priority_of(given, parts.max_priority)).producer
-        assert producer is not None
+        else:
+            producer = self._of(0)
         seq = producer.publish(
             body,
             key,
@@ -297,54 +302,12 @@ class PriorityProducer(Producer):
             ttl,
             persistent,
             confirm,
-            timeout,
             delay,
             at,
             unique,
             window,
             until,
-            waits,
-        )
-        return producer.state.base + seq
-
-    def publish_at(
-        self,
-        priority: int,
-        body: Body | Message,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        waits: bool = True,
-    ) -> int:
-        """Publish a message with a priority, which is among the properties of its record."""
-        producer = self._of(priority)
-        if isinstance(body, Message):
-            body = with_priority(body, priority)
-        elif properties and isinstance(properties, Mapping):
-            properties = properties_with(properties, priority)
-        seq = producer.publish(
-            body,
-            key,
-            headers,
-            properties,
-            ttl,
-            persistent,
-            confirm,
-            timeout,
-            delay,
-            at,
-            unique,
-            window,
-            until,
+            None,
             waits,
         )
         return producer.state.base + seq
@@ -356,7 +319,6 @@ class PriorityProducer(Producer):
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         priority: int | None = None,
@@ -384,7 +346,6 @@ class PriorityProducer(Producer):
             ttl=ttl,
             persistent=persistent,
             confirm=confirm,
-            timeout=timeout,
             delay=delay,
             at=at,
             waits=waits,
@@ -435,77 +396,33 @@ class PriorityDeliverer(Deliverer):
         # Those of the levels, the highest first.
         self.levels: tuple[Deliverer, ...] = (first.deliverer,)
 
-    def get(
-        self,
-        timeout: float | None = None,
-        lease: float | None = None,
-        waits: bool = True,
-        consumer: Consumer | None = None,
-    ) -> Delivery | None:
-        """See :meth:`qindex.queue.queue.Queue.get`. Return None once ``consumer`` was stopped."""
-        given = self._take(lease, waits)
-        if given is not None or not has_time(timeout):
-            return given
-        return self._await(timeout, lease, waits, consumer)
-
-    def _await(
-        self, timeout: float | None, lease: float | None, waits: bool, consumer: Consumer | None
-    ) -> Delivery | None:
-        def take() -> tuple[QueueState, Delivery] | None:
-            found = self._take(lease, waits)
-            return None if found is None else (self._state, found)
-
-        def is_stopped() -> bool:
-            return consumer is not None and consumer.stopped
-
-        return take_first([self._state], take, timeout, is_stopped)
-
-    def _take(self, lease: float | None, waits: bool) -> Delivery | None:
-        """Take the first message of the highest level that has one, without waiting for any."""
+    def get(self, lease: float | None = None, waits: bool = True) -> Delivery | None:
+        """Take the first message of the highest level that has one."""
         for level in self.levels:
-            state = level._state
+            state = level.state
             index = state.index
             # Try the level of priority 0 in any case: it raises if the queue is closed.
             if index.has_any() or not state.base or level._owed is not None or index.changing:
-                given = level.get(0, lease, waits)
+                given = level.get(lease, waits)
                 if given is not None:
                     given.seq_id += state.base
                     return given
         return None
 
-    def get_many(
-        self,
-        most: int,
-        timeout: float | None = 0,
-        *,
-        lease: float | None = None,
-        waits: bool = True,
-    ) -> Batch:
-        """See :meth:`qindex.queue.queue.Queue.get_many`."""
-        batch = self._take_batch(most, lease, waits)
-        if batch or not has_time(timeout):
-            return batch
-
-        def take() -> tuple[QueueState, Batch] | None:
-            found = self._take_batch(most, lease, waits)
-            return (self._state, found) if found else None
-
-        return take_first([self._state], take, timeout) or batch
-
-    def _take_batch(self, most: int, lease: float | None, waits: bool) -> Batch:
+    def get_many(self, most: int, *, lease: float | None = None, waits: bool = True) -> Batch:
         """Take messages of the highest level that has any, and of those below while there is room.
         An error ends the batch before its message, which raises it at the next call."""
         parts: list[Batch] = []
         count = 0
         for level in self.levels:
-            state = level._state
+            state = level.state
             # As for one message, try the level of priority 0 in any case.
             if state.base and not (state.index.has_any() or level._owed or state.index.changing):
                 continue
             if parts and count == most:
                 break
             try:
-                batch = level.get_many(most - count, 0, lease=lease, waits=waits)
+                batch = level.get_many(most - count, lease=lease, waits=waits)
             except StoreError as error:
                 if not parts:
                     raise
@@ -524,23 +441,23 @@ class PriorityDeliverer(Deliverer):
         for level in self.levels:
             found = level.peek(most - len(seen) if isinstance(most, int) else most)
             for one in found:
-                one.seq_id += level._state.base
+                one.seq_id += level.state.base
             seen += found
         return seen
 
     def drain(self) -> None:
         """Hand out no more messages."""
         for level in self.levels:
-            level._state.draining = True
+            level.state.draining = True
         self.wake_consumers()
 
     def take_last(self, *, waits: bool = True) -> Delivery | None:
         """Refuse: a priority queue is not a stack."""
-        raise UsageError(f"queue {self._state.name!r} has priorities: it can't be used as a stack")
+        raise UsageError(f"queue {self.state.name!r} has priorities: it can't be used as a stack")
 
     def peek_last(self) -> bytes | None:
         """Refuse, as :meth:`take_last`."""
-        raise UsageError(f"queue {self._state.name!r} has priorities: it can't be used as a stack")
+        raise UsageError(f"queue {self.state.name!r} has priorities: it can't be used as a stack")
 
     def take_at(
         self, seq: int, *, lease: float | None = None, waits: bool = True

@@ -8,7 +8,7 @@ from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport alike_record, framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead
-from qindex.queue.delays cimport DueTimes, due_time
+from qindex.queue.notes.delays cimport DueTimes, due_time
 from qindex.queue.expiry cimport Expirer
 from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState
@@ -32,13 +32,8 @@ cdef class Producer:
                    later=DueTimes)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
-        object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
-        object unique=*, object window=*, object until=*, bint waits=*
-    ) except -1
-    cpdef Py_ssize_t publish_at(
-        self, object priority, object body, object key=*, object headers=*, object properties=*,
-        object ttl=*, object persistent=*, bint confirm=*, object timeout=*, object delay=*,
-        object at=*, object unique=*, object window=*, object until=*, bint waits=*
+        object persistent=*, bint confirm=*, object delay=*, object at=*,
+        object unique=*, object window=*, object until=*, object priority=*, bint waits=*
     ) except -1
     @cython.locals(
         state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t, record=bytes

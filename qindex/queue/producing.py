@@ -18,8 +18,8 @@ from journal.format import pack_publish
 from journal.locks.call_lock import refuse_twice
 from journal.memory import words
 from journal.memory.arrays import I64
-from qindex.format.delays import DUE_HEADER, due_middle
 from qindex.format.entries import make_entry
+from qindex.format.headers import DUE_HEADER, Until, due_middle, refuse_without_key, without_key
 from qindex.format.message import (
     Body,
     Message,
@@ -43,15 +43,14 @@ from qindex.format.publish_records import (
     plain_batch,
     plain_record,
 )
-from qindex.format.unique import Until, refuse_without_key, without_key
 from qindex.index.seq_ids import RESERVE
-from qindex.queue.delays import due_time, now_us
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
+from qindex.queue.notes.delays import due_time, now_us
+from qindex.queue.notes.unique_keys import Taking
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
-from qindex.queue.unique_keys import Taking
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -92,7 +91,7 @@ class Later:
 class Producer:
     """Appends messages to one queue.
 
-    Each call takes ``waits``: whether it may wait for a flush, for room, or for the disk.
+    Each call takes ``waits``: whether it may wait for a flush, or for the disk.
     """
 
     def __init__(self, state: QueueState, flusher: Flusher, room: Room, expirer: Expirer) -> None:
@@ -112,12 +111,12 @@ class Producer:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
         waits: bool = True,
     ) -> int:
         """See :meth:`qindex.queue.queue.Queue.publish`."""
@@ -136,7 +135,10 @@ class Producer:
             or type(body) is not bytes
             or len(body) > state.most_plain
             or until != "acked"
+            or priority is not None
         ):
+            if priority is not None:
+                raise self.without_priorities(priority)
             if delay is not None or at is not None:
                 due = due_time(delay, at)
             refuse_without_key(unique, window, until)
@@ -145,17 +147,17 @@ class Producer:
                     properties = state.properties
                 message = message_of(body, key, headers, properties, time_ns())
                 return self._publish_unique(
-                    message, unique, window, until, ttl, persistent, confirm, timeout, due, waits
+                    message, unique, window, until, ttl, persistent, confirm, due, waits
                 )
             if isinstance(body, Message):
                 refuse_parts(key, headers, properties)
-                return self._publish_one(body, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_one(body, ttl, persistent, confirm, due, waits)
             if type(body) is not bytes:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
                 message = Message(body, key, headers or {}, properties or dict(state.properties))
-                return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_any(message, ttl, persistent, confirm, due, waits)
             middle, expiry = frame
             limits = state.limits
             if len(body) > state.most_embedded:
@@ -169,7 +171,7 @@ class Producer:
             if limits is not None and not self._fits(len(body)):
                 lock.release()
                 message = Message(body, key, headers or {}, properties or dict(state.properties))
-                return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_any(message, ttl, persistent, confirm, due, waits)
             later = state.delays() if due else None
             index = state.index
             stamp = words.now_ns()
@@ -208,27 +210,6 @@ class Producer:
             state.sync_journal()
         return seq
 
-    def publish_at(
-        self,
-        priority: int,
-        body: Body | Message,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        waits: bool = True,
-    ) -> int:
-        """Publish a message with a priority. Raises :class:`UsageError`: this queue has none."""
-        raise self.without_priorities(priority)
-
     def without_priorities(self, priority: object) -> UsageError:
         """Return the error for a publish with a priority."""
         return UsageError(
@@ -243,12 +224,11 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
     ) -> int:
         message = self._checked(message)
-        given = self._publish_messages([message], ttl, persistent, confirm, timeout, due, waits)
+        given = self._publish_messages([message], ttl, persistent, confirm, due, waits)
         return given.start
 
     def _publish_unique(
@@ -260,7 +240,6 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
         also: Later | None = None,
@@ -276,9 +255,7 @@ class Producer:
             also.then = taking.open_window
         message = replace(message, headers=without_key(message.headers) | taking.headers)
         notes: Notes = taking if also is None else _Both(taking, also)
-        seqs = self._publish_all(
-            [message], ttl, persistent, confirm, timeout, due, waits, notes=notes
-        )
+        seqs = self._publish_all([message], ttl, persistent, confirm, due, waits, notes=notes)
         if waits and window is not None and (confirm or state.sync_each) and state.keys is not None:
             state.keys.sync()
         return seqs.start
@@ -288,7 +265,6 @@ class Producer:
         message: Message,
         notes: Later,
         ttl: float | None,
-        timeout: float | None,
         due: int,
         unique: str | None,
         window: float | None,
@@ -304,10 +280,10 @@ class Producer:
             message = _with_due(message, due)
         if unique is not None:
             return self._publish_unique(
-                message, unique, window, until, ttl, True, False, timeout, 0, waits, notes
+                message, unique, window, until, ttl, True, False, 0, waits, notes
             )
         self.check_message(message)
-        return self._publish_all([message], ttl, True, False, timeout, 0, waits, notes).start
+        return self._publish_all([message], ttl, True, False, 0, waits, notes).start
 
     def append_pending(self, body: bytes, id_high: int, notes: Later) -> int:
         """Append a plain message of a transaction, of which ``notes`` are taken, and return its
@@ -434,20 +410,26 @@ class Producer:
                 state.delays()
             index = state.index
             seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
-            self._expirer.note(expiry)
             ahead = index.ahead
             if stamp and ahead.keeps_up(index.tail, seq, len(body)):
                 # A consumer that keeps up has the message at once, and not from the message store.
                 message = make_message(body, None, {}, {}, stamp)
                 ahead.add(seq, body, make_entry(msg_id, 0, len(body), message, stored=True))
                 ahead.window.plain = False
-            if due:
-                state.delays().hold(seq, due)
-            elif state.arrived.waiting:
-                state.arrived.notify()
+            self._announce(range(seq, seq + 1), expiry, due)
             if not seq & state.check_mask:
                 self._flusher.tick(waits)
             return seq
+
+    def _announce(self, seqs: range, expiry: int, due: int) -> None:
+        """Let entries that were just appended expire, or be delayed, and wake consumers. Lock
+        held."""
+        state = self.state
+        self._expirer.note(expiry)
+        if due:
+            state.delays().hold_batch(seqs, due)
+        elif state.arrived.waiting:
+            state.arrived.notify(len(seqs))
 
     # -- batches --------------------------------------------------------------------------------
 
@@ -458,7 +440,6 @@ class Producer:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
         priority: int | None = None,
@@ -476,7 +457,7 @@ class Producer:
         largest = _largest_of(given)
         if largest < 0:
             if any(isinstance(one, Message) for one in given):
-                return self._publish_messages(given, ttl, persistent, confirm, timeout, due, waits)
+                return self._publish_messages(given, ttl, persistent, confirm, due, waits)
             given = _each(given, as_bytes)
             largest = _largest_of(given)
         batch = cast("Sequence[bytes]", given)
@@ -488,7 +469,7 @@ class Producer:
             stamp = time_ns()
             its = state.properties
             stamped = [Message(body, properties=dict(its), timestamp=stamp) for body in batch]
-            return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
+            return self._publish_all(stamped, ttl, persistent, confirm, due, waits)
         expiry, now = self.expiry(ttl), time_ns()
         framed = middle
         if due:
@@ -509,7 +490,6 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
     ) -> range:
@@ -539,7 +519,7 @@ class Producer:
             message if message.timestamp else replace(message, timestamp=now)
             for message in messages
         ]
-        return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
+        return self._publish_all(stamped, ttl, persistent, confirm, due, waits)
 
     def _append_batch(
         self,
@@ -559,11 +539,7 @@ class Producer:
                     state.delays()
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
-                self._expirer.note(expiry)
-                if due:
-                    state.delays().hold_batch(seqs, due)
-                elif state.arrived.waiting:
-                    state.arrived.notify(len(seqs))
+                self._announce(seqs, expiry, due)
                 self._flusher.tick(waits)
             if waits and (confirm or state.sync_each):
                 state.sync_all()
@@ -585,13 +561,12 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
     ) -> int:
         self.check_message(message)
         stamped = Message(message.body, message.key, message.headers, message.properties, time_ns())
-        return self._publish_all([stamped], ttl, persistent, confirm, timeout, due, waits)[0]
+        return self._publish_all([stamped], ttl, persistent, confirm, due, waits)[0]
 
     def _publish_all(
         self,
@@ -599,7 +574,6 @@ class Producer:
         ttl: float | None,
         persistent: bool,
         confirm: bool,
-        timeout: float | None,
         due: int,
         waits: bool,
         notes: Notes | None = None,
@@ -613,7 +587,7 @@ class Producer:
         state.check_sync(confirm)
         with state.calls.here():
             items = _each(messages, lambda message: self.prepared(message, persistent))
-            held = self.room.ask(items, timeout, waits)
+            held = self.room.ask(items)
             try:
                 seqs = self.store_and_append(
                     items, expiry, persistent, held=held, notes=notes, due=due, waits=waits
@@ -731,16 +705,12 @@ class Producer:
                     notes.before(seq, items)
                     seqs = index.append_batch(block, places, transient=not persistent)
                     notes.after()
-            self._expirer.note(expiry)
             limits = state.limits
             if limits is not None:
                 limits.bytes += sum(item.size for item in items)
                 limits.give_back(len(held), sum(item.size for item in held))
                 held.clear()
-            if due:
-                state.delays().hold_batch(seqs, due)
-            elif state.arrived.waiting:
-                state.arrived.notify(len(seqs))
+            self._announce(seqs, expiry, due)
             self._flusher.tick(waits)
             return seqs
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from journal.errors import StoreError
-from qindex.format.moved import Moved
+from qindex.format.envelope import Moved
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Notes, Prepared

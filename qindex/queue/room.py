@@ -18,19 +18,20 @@ from qindex.queue.limits import Limits
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
-from qindex.queue.wake_ups import deadline_after, time_left
 
 _log = logging.getLogger("qindex.queue")
 
 
 class WouldWaitError(QueueFullError):
-    """The queue is full, and its publishers wait for room, which this caller may not: the asyncio
-    twin does the waiting, for ``room`` for ``count`` messages."""
+    """The queue is full, and its publishers wait for room. The caller's loop waits, as
+    :func:`qindex.queue.waiting.await_room` does, for ``room`` for ``count`` messages with bodies of
+    ``size`` bytes, and publishes again."""
 
-    def __init__(self, room: Room, count: int, text: str) -> None:
+    def __init__(self, room: Room, count: int, size: int, text: str) -> None:
         super().__init__(text)
         self.room = room
         self.count = count
+        self.size = size
 
 
 class Room:
@@ -53,10 +54,10 @@ class Room:
         full."""
         return self._letters.stuck
 
-    def ask(self, items: Sequence[Prepared], timeout: float | None, waits: bool) -> list[Prepared]:
+    def ask(self, items: Sequence[Prepared]) -> list[Prepared]:
         """Take room for a publish, as :meth:`take`; a publish that is refused is counted."""
         try:
-            return self.take(items, timeout, waits)
+            return self.take(items)
         except WouldWaitError:
             raise
         except QueueFullError:
@@ -68,12 +69,11 @@ class Room:
         with self.state.lock.anyway:
             self.state.tally.refused += count
 
-    def take(self, items: Sequence[Prepared], timeout: float | None, waits: bool) -> list[Prepared]:
-        """Keep room in a queue with limits; waits up to ``timeout`` seconds for it (``None``: for
-        ever) if the queue's publishers do. Returns what room was kept for: nothing where the queue
+    def take(self, items: Sequence[Prepared]) -> list[Prepared]:
+        """Keep room in a queue with limits. Returns what room was kept for: nothing where the queue
         has no limits.
 
-        Raises :class:`QueueFullError`; :class:`WouldWaitError` where the caller may not wait.
+        Raises :class:`QueueFullError`; :class:`WouldWaitError` if the queue's publishers wait.
         """
         limits = self.state.limits
         if limits is None or not items:
@@ -83,7 +83,7 @@ class Room:
             self._check_head(limits, items)
         with self.state.lock, self.state:
             if limits.overflow != "drop-head":
-                self._await(limits, count, size, timeout, waits)
+                self._check(limits, count, size)
             limits.take(count, size)
         return list(items)
 
@@ -103,25 +103,27 @@ class Room:
                     f"{letters.target!r}: nothing can be dropped from its head"
                 )
 
-    def _await(
-        self, limits: Limits, count: int, size: int, timeout: float | None, waits: bool
-    ) -> None:
-        state = self.state
+    def _check(self, limits: Limits, count: int, size: int) -> None:
         if limits.never_fits(count, size):
             what = f"{count} messages of {size} bytes never fit"
             raise QueueFullError(f"{self._full(limits)}: {what}")
-        deadline = deadline_after(timeout)
-        while not limits.fits(state.inside_all(), count, size):
-            left = time_left(deadline)
-            if limits.overflow == "reject" or (left is not None and left <= 0):
-                raise QueueFullError(f"{self._full(limits)}, and has {state.inside_all()} messages")
-            if not waits:
-                raise WouldWaitError(self, count, self._full(limits))
-            limits.waiting += 1
-            try:
-                state.wait_for(state.room, left)
-            finally:
-                limits.waiting -= 1
+        inside = self.state.inside_all()
+        if not limits.fits(inside, count, size):
+            text = f"{self._full(limits)}, and has {inside} messages"
+            if limits.overflow == "reject":
+                raise QueueFullError(text)
+            raise WouldWaitError(self, count, size, text)
+
+    def is_awaited(self, count: int, size: int) -> bool:
+        """Return whether a publish of so much would still raise :class:`WouldWaitError`. Lock
+        held."""
+        limits = self.state.limits
+        return (
+            limits is not None
+            and limits.overflow == "block"
+            and not limits.never_fits(count, size)
+            and not limits.fits(self.state.inside_all(), count, size)
+        )
 
     def _full(self, limits: Limits) -> str:
         said = [

@@ -12,16 +12,16 @@ import numpy.typing as npt
 
 from journal.errors import StorageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
-from qindex.format.delays import due_of
 from qindex.format.entries import Entry, make_entry
+from qindex.format.headers import due_of
 from qindex.format.message import Message
 from qindex.format.settings import checked_name
 from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED
 from qindex.queue.dead_letters import DeadLetters, Mover
-from qindex.queue.delays import due_time, now_us, pause_before
 from qindex.queue.delivery import LAPSED, Delivery, no_delivery
 from qindex.queue.flushing import Flusher
-from qindex.queue.leases import Lease, check_lease
+from qindex.queue.notes.delays import due_time, now_us, pause_before
+from qindex.queue.notes.leases import Lease, check_lease
 from qindex.queue.outstanding import Outstanding
 from qindex.queue.state import QueueState
 

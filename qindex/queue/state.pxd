@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from journal.locks.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
-from qindex.queue.delays cimport DueTimes
+from qindex.queue.notes.delays cimport DueTimes
 from qindex.queue.wake_ups cimport Bell
 
 

@@ -12,23 +12,22 @@ from journal.locks.call_lock import refuse_twice
 from journal.locks.calls import Calls
 from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
-from qindex.format.delays import FILE_NAME as DUE_FILE
 from qindex.format.entries import Entry
+from qindex.format.headers import DUE_FILE, KEYS_FILE
 from qindex.format.message_record import NOTHING, encode_middle, plain_body_size
 from qindex.format.priorities import SHIFT, properties_of
 from qindex.format.publish_records import tails_of
 from qindex.format.settings import QueueSettings
-from qindex.format.unique import FILE_NAME as KEYS_FILE
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
-from qindex.queue.delays import DueTimes
-from qindex.queue.delivery_counts import DeliveryCounts
-from qindex.queue.leases import Leases
 from qindex.queue.limits import Limits
-from qindex.queue.tally import Tally
+from qindex.queue.notes.delays import DueTimes
+from qindex.queue.notes.delivery_counts import DeliveryCounts
+from qindex.queue.notes.leases import Leases
+from qindex.queue.notes.unique_keys import UniqueKeys
+from qindex.queue.stats import Tally
 from qindex.queue.timer import Alarm
-from qindex.queue.unique_keys import UniqueKeys
 from qindex.queue.wake_ups import Bell
 
 LOOK_AGAIN = 1.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from journal.durations import NO_DURATIONS, Durations
 from msgstore import StoreStats
 from qindex.format.settings import NO_SETTINGS, QueueSettings
+from qindex.queue.dead_letter import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,35 @@ class ByReason:
     def total(self) -> int:
         """All of them."""
         return self.rejected + self.expired + self.limit + self.overflow
+
+
+def by_reason(counts: Counter[Reason]) -> ByReason:
+    """Return counts as the figures have them."""
+    return ByReason(
+        rejected=counts["rejected"],
+        expired=counts["expired"],
+        limit=counts["limit"],
+        overflow=counts["overflow"],
+    )
+
+
+class Tally:
+    """Counts of one queue since it was opened; its lock is held for every change.
+
+    ``again``: deliveries of messages that had been delivered before. ``withheld``: messages
+    taken off the queue as if for a delivery, and given to no consumer. ``given_up``: messages that
+    left without a consumer's ack; ``moved``: those of them that are in the dead-letter queue.
+    ``refused``: messages of publishes that found the queue full.
+    """
+
+    __slots__ = ("again", "given_up", "moved", "refused", "withheld")
+
+    def __init__(self) -> None:
+        self.again: int = 0
+        self.withheld: int = 0
+        self.refused: int = 0
+        self.given_up: Counter[Reason] = Counter()
+        self.moved: Counter[Reason] = Counter()
 
 
 @dataclass(frozen=True, slots=True)

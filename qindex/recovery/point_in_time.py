@@ -41,7 +41,6 @@ from journal.fs.files import (
     read_optional,
 )
 from journal.poison import Poison
-from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Layout, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
@@ -51,6 +50,7 @@ from qindex.index.segment_file import segment_files
 from qindex.index.segment_scan import healed_findings, read_healed
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery.damage import lost_files
+from qindex.recovery.delivery_rules import DirectoryRules
 
 _ATTEMPTS = 200
 _LONGEST_PAUSE = 0.02

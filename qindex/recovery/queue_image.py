@@ -34,7 +34,6 @@ from journal.format import (
 from journal.fs.files import FileSystem
 from journal.memory.arrays import U8, Bools
 from journal.replay import Walk
-from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.resynchronise import Elsewhere
 from qindex.format.segment import STEP_SIZE
@@ -44,6 +43,7 @@ from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
 from qindex.index.segment_file import scan_file, segment_path
 from qindex.index.segment_scan import SegmentScan
 from qindex.recovery.columns import Source, pair_source, source_of, take_rows
+from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 from qindex.recovery.point_in_time import Pinned, has_moved_on, pin_queue, read_segment
 

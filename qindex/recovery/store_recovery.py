@@ -35,7 +35,6 @@ from journal.locks.flag import Flag
 from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
 from qindex.format import layout
-from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.resynchronise import Data
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index import segment_file
@@ -54,6 +53,7 @@ from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.columns import Source
 from qindex.recovery.damage import judge, report, set_aside, without_message
+from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.point_in_time import UNKNOWN, GivenOut, at_rest
 from qindex.recovery.queue_directory import remove_queue_directory
 from qindex.recovery.queue_image import QueueImage, SegmentImage

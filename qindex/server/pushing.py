@@ -101,7 +101,7 @@ def of_batch(
 def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
     """Take messages, up to ``most``, and of large ones fewer."""
     deliverer = served.deliverer
-    first = deliverer.get(0, lease, False)
+    first = deliverer.get(lease, False)
     if first is None:
         return []
     taken = [first]
@@ -109,7 +109,7 @@ def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
         rest = min(most - 1, wire.PART // (len(first.body) + 64))
         if rest:
             with suppress(StoreError):  # damage: it is raised again where it is met first
-                taken += deliverer.get_many(rest, 0, lease=lease, waits=False)
+                taken += deliverer.get_many(rest, lease=lease, waits=False)
     return taken
 
 

@@ -9,18 +9,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from time import monotonic, time_ns
 from typing import Any
 
 from journal.compiled import build
 from journal.errors import ClosedError, DisconnectedError, StoreError, UsageError
 from qindex.engine.engine import Engine
+from qindex.format.envelope import of_frame
 from qindex.format.message import Message, message_of
-from qindex.format.moved import of_frame
 from qindex.format.settings import UNSET
-from qindex.queue.delays import due_time
 from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.notes.delays import due_time
 from qindex.queue.queue import Queue
 from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError
@@ -196,12 +195,9 @@ class Server(Loop):
         self, conn: Connection, number: int, served: Served, body: Any, given: dict[str, Any]
     ) -> Reply:
         options, confirm, timeout = _options_of(given, wire.PUBLISH_OPTIONS)
-        append: Callable[..., int] = served.producer.publish
-        if "priority" in options:
-            append = partial(served.producer.publish_at, options.pop("priority"))
 
         def publish() -> int:
-            return append(body, waits=False, **options)
+            return served.publish(body, waits=False, **options)
 
         def finish(seq: int) -> Reply:
             reply = self.frame(number, wire.DONE, seq)
@@ -369,7 +365,7 @@ class Server(Loop):
         acked = len(request) > 5
         if acked:
             self._ack_one(conn, served, request[5], request[6])
-        delivery = served.deliverer.get(0, lease, False)
+        delivery = served.deliverer.get(lease, False)
         if delivery is not None:
             return self._given(conn, number, served, delivery, acked)
         if timeout is not None and not timeout > 0:
@@ -377,7 +373,7 @@ class Server(Loop):
             return self._settled(served, conn, number, reply) if acked else reply
 
         def attempt() -> Reply:
-            found = served.deliverer.get(0, lease, False)
+            found = served.deliverer.get(lease, False)
             return None if found is None else self._given(conn, number, served, found, acked)
 
         def expire() -> Reply:
@@ -393,7 +389,7 @@ class Server(Loop):
 
         def attempt() -> Reply:
             for at, served in enumerate(sources):
-                found = served.deliverer.get(0, lease, False)
+                found = served.deliverer.get(lease, False)
                 if found is not None:
                     return self._given(conn, number, served, found, False, at)
             return None
@@ -464,7 +460,7 @@ class Server(Loop):
 
         def attempt() -> Reply:
             # Messages of a size that is not known yet: of large ones fewer in a frame.
-            batch = served.deliverer.get_many(min(most, 64), 0, lease=lease, waits=False)
+            batch = served.deliverer.get_many(min(most, 64), lease=lease, waits=False)
             if not batch:
                 return None
             size = sum(map(len, batch.bodies))
@@ -472,7 +468,7 @@ class Server(Loop):
             is_plain = served.state.levels is None  # a batch is of one priority
             if is_plain and len(batch) == 64 and rest > 0 and size < wire.PART:
                 with suppress(StoreError):
-                    more = served.deliverer.get_many(rest, 0, lease=lease, waits=False)
+                    more = served.deliverer.get_many(rest, lease=lease, waits=False)
                     _join(batch, more)
             tag = session.hold_batch(served, batch)
             plain = not batch._counts and all(type(one) is int for one in batch._extras)
@@ -580,7 +576,7 @@ class Server(Loop):
         def publish() -> int:
             with together.lock:
                 return together.transaction._publish(
-                    *(served.queue, message, options.get("ttl"), timeout, due),
+                    *(served.queue, message, options.get("ttl"), due),
                     *(unique, window, until, options.get("priority")),
                     waits=False,
                 )

@@ -53,7 +53,7 @@ from journal.locks.directory_lock import DirectoryLock
 from msgstore.format import NODE_STATE_NAMES, TAIL_FLAG, classify_name
 from msgstore.format import file_name as store_file
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.headers import DUE_FILE
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_number
@@ -346,7 +346,7 @@ def _delayed(reader: StoreReader, queue: QueueDirectory) -> list[Finding]:
     count = reader.queue(queue.directory).summary().delayed
     if not count:
         return []
-    path = os.path.join(reader.path_of(queue), DUE_TIMES)
+    path = os.path.join(reader.path_of(queue), DUE_FILE)
     what, then = f"{count} messages are delayed", "a node delivers them at once"
     return [Finding(path, 0, 0, Cause.CRASH, what, then, Kind.MISMATCH)]
 

@@ -16,15 +16,14 @@ from journal.fs.files import FileSystem, names_in
 from msgstore.format import NODE_STATE_NAMES, classify_name
 from msgstore.format import Kind as FileKind
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.headers import DUE_FILE, KEYS_FILE
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 
@@ -58,8 +57,8 @@ _QUEUE_FILES = frozenset(
         layout.QUEUE_NAME,
         layout.SETTINGS,
         DELIVERIES,
-        DUE_TIMES,
-        UNIQUE_KEYS,
+        DUE_FILE,
+        KEYS_FILE,
         SEQ_FILE_NAME,
         journal_format.FILE_NAME,
     )

@@ -17,8 +17,8 @@ from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from journal.fs.files import FileSystem, read_optional
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.entries import decode_any
+from qindex.format.headers import DUE_FILE, KEYS_FILE
 from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
 from qindex.format.notes import read_notes
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
@@ -26,10 +26,9 @@ from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
-from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.pair_scan import Depth
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.columns import Entries, take_rows
 from qindex.tools.ids_check import QueueIds
 from qindex.view.queue_view import QueueView
@@ -302,9 +301,9 @@ def _check_small_files(fs: FileSystem, directory: str, same_run: bool) -> Iterat
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
     yield from _check_deliveries(fs, os.path.join(directory, DELIVERIES), same_run)
     lost = "a message that was given back with a delay may be due at once"
-    yield from _check_notes(fs, os.path.join(directory, DUE_TIMES), same_run, lost)
+    yield from _check_notes(fs, os.path.join(directory, DUE_FILE), same_run, lost)
     lost = "the window of a unique key may end early"
-    yield from _check_notes(fs, os.path.join(directory, UNIQUE_KEYS), same_run, lost)
+    yield from _check_notes(fs, os.path.join(directory, KEYS_FILE), same_run, lost)
     if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"

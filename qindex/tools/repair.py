@@ -21,16 +21,15 @@ from journal.locks.directory_lock import LockFile, hold_if_there
 from journal.poison import Poison
 from qindex.engine.engine import Engine
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.headers import DUE_FILE, KEYS_FILE
 from qindex.format.notes import pack_noted, pack_notes, read_notes
 from qindex.format.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import pack_settings, unpack_settings
-from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.seq_ids import RESERVE, SeqFile
 from qindex.options import Options
-from qindex.queue.delivery_counts import FILE_NAME as COUNTS
-from qindex.queue.delivery_counts import pack_counts, unpack_counts
+from qindex.queue.notes.delivery_counts import FILE_NAME as COUNTS
+from qindex.queue.notes.delivery_counts import pack_counts, unpack_counts
 from qindex.recovery.settings_file import read_settings
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
@@ -129,7 +128,7 @@ def _copy(
         path = os.path.join(target, layout.QUEUES, directory)
         _copy_settings(fs, reader.path_of(queue), path)
         _copy_counts(fs, reader.path_of(queue), path)
-        for name in (DUE_TIMES, UNIQUE_KEYS):
+        for name in (DUE_FILE, KEYS_FILE):
             _copy_notes(fs, os.path.join(reader.path_of(queue), name), os.path.join(path, name))
         following = _next_seq(fs, reader, checked, report)
         reserve_seq_ids(fs, path, following)

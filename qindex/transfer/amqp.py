@@ -22,9 +22,8 @@ import pika.spec
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from journal.errors import StoreError, UsageError
-from qindex.format.envelope import make_envelope, open_envelope
+from qindex.format.envelope import Moved, make_envelope, open_envelope
 from qindex.format.message import Message
-from qindex.format.moved import Moved
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, message_of
 from qindex.format.rabbitmq.properties_format import (
     Properties,

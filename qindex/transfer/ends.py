@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from qindex.client.calls import Request
 from qindex.client.link import ANY
 from qindex.client.queue import SharedQueue
-from qindex.format.moved import Moved, in_frame
+from qindex.format.envelope import Moved, in_frame
 from qindex.queue import restoring
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue

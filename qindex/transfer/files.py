@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Protocol
 from journal.errors import StoreError, UnsafeFileError, UsageError
 from journal.fs.beneath import special
 from journal.fs.files import REAL, refuse_hole
-from qindex.format.moved import Moved
+from qindex.format.envelope import Moved
 from qindex.format.settings import QueueSettings, checked_name, settings_of_values
 from qindex.view.reader import QueueReader
 

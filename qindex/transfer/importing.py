@@ -50,8 +50,8 @@ from journal.fs.files import (
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
 from qindex.client.queue import SharedQueue
 from qindex.format import layout
+from qindex.format.envelope import Moved
 from qindex.format.layout import MAX_NAME_BYTES
-from qindex.format.moved import Moved
 from qindex.format.priorities import LOW, SHIFT, priority_of
 from qindex.format.settings import NO_SETTINGS, checked_name
 from qindex.queue.parts import QueueParts

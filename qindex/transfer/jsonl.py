@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from journal.errors import UsageError
-from qindex.format.moved import Moved, moved_of
+from qindex.format.envelope import Moved, moved_of
 from qindex.format.settings import settings_values
 from qindex.transfer.files import FormatError, Piece, Queues, open_input, queues_of_values
 from qindex.transfer.moved import FORMAT_VERSION, envelope_of, from_plain

@@ -1,4 +1,4 @@
-"""A moved message as a file holds it (:mod:`qindex.format.moved`).
+"""A moved message (:class:`qindex.format.envelope.Moved`) as a file holds it.
 
 The names are those of ``qindex cat --json`` and of the Spark source's table of messages; beside
 them ``queue``, and the envelope (:mod:`qindex.format.envelope`), which keeps what JSON has no words
@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 from journal.errors import UsageError
-from qindex.format import moved
+from qindex.format import envelope
 from qindex.format.message import Message
 from qindex.view.reader import Row
 
@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 def envelope_of(row: Row) -> bytes | None:
     """Return a row's envelope; ``None`` where body and timestamp are all it has."""
-    return moved.envelope_of(
+    return envelope.envelope_of(
         Message(row.body or b"", row.key, row.headers, row.properties, row.timestamp)
     )
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from journal.errors import UsageError
-from qindex.format.moved import Moved, moved_of
+from qindex.format.envelope import Moved, moved_of
 from qindex.format.settings import settings_values
 from qindex.transfer.files import FormatError, Piece, Queues, open_input, queues_of_values
 from qindex.transfer.moved import FORMAT_VERSION, from_plain

@@ -9,7 +9,7 @@ import numpy as np
 
 from journal.fs.files import FileSystem, read_optional
 from journal.memory.arrays import Bools
-from qindex.format.delays import FILE_NAME, due_of
+from qindex.format.headers import DUE_FILE, due_of
 from qindex.format.notes import read_notes
 from qindex.recovery.columns import Columns
 from qindex.view.queue_view import QueueView
@@ -24,7 +24,7 @@ class Delayed:
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         """Read the file of due times, if there is one. Raises :class:`OSError`."""
-        data = read_optional(fs, os.path.join(directory, FILE_NAME))
+        data = read_optional(fs, os.path.join(directory, DUE_FILE))
         self._found = None if data is None else read_notes(data)
         self._now = time_ns() // 1000
         self.count: int = 0

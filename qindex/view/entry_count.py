@@ -27,7 +27,6 @@ from journal.fs.files import FileSystem, names_in, read_optional
 from journal.memory.arrays import I64, Bools
 from journal.replay import Walk
 from qindex.format import layout
-from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq.vhost_config import (
     LEGACY_SEGMENT_ENTRY_COUNT,
@@ -37,6 +36,7 @@ from qindex.format.resynchronise import Data
 from qindex.format.segment import STEP_SIZE, file_number
 from qindex.index.segment import ABSENT
 from qindex.index.segment_scan import MSG_ID_SIZE
+from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.queue_image import QueueImage
 from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory, Vhost

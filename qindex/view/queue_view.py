@@ -22,7 +22,6 @@ from journal.format import (
 from journal.fs.files import FileSystem
 from journal.memory.arrays import I64
 from msgstore.errors import MissingMessageError
-from qindex.format.delivery_rules import DirectoryRules, Transient
 from qindex.format.entries import (
     EXPIRED_LONG_AGO,
     LONG_AGO,
@@ -43,6 +42,7 @@ from qindex.recovery.columns import (
     in_order,
     take_rows,
 )
+from qindex.recovery.delivery_rules import DirectoryRules, Transient
 from qindex.recovery.point_in_time import (
     Pinned,
 )

@@ -27,7 +27,6 @@ from journal.errors import NotAStoreError, UnsafeFileError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem, read_optional
 from qindex.format import layout
-from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules, Transient
 from qindex.format.rabbitmq.clean_dot import message_store_clean
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
@@ -38,6 +37,7 @@ from qindex.format.rabbitmq.names import (
 from qindex.format.rabbitmq.recovery_terms import QueueTerms, read_recovery_terms
 from qindex.format.rabbitmq.term_format import TermError
 from qindex.format.rabbitmq.vhost_config import LEGACY_SEGMENT_ENTRY_COUNT, parse_vhost_config
+from qindex.recovery.delivery_rules import ALL_REDELIVERED, DirectoryRules, Transient
 
 VHOST_FILE: Final = ".vhost"
 RECOVERY_TERMS: Final = layout.RECOVERY_TERMS

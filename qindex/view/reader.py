@@ -39,7 +39,6 @@ from journal.locks.directory_lock import LockWatch, is_held
 from journal.memory.arrays import Bools
 from journal.poison import Poison
 from qindex.format import layout
-from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
 from qindex.format.priorities import SHIFT
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
@@ -53,6 +52,7 @@ from qindex.index.pair_scan import Depth
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
 from qindex.recovery.columns import Columns
+from qindex.recovery.delivery_rules import ALL_REDELIVERED, DirectoryRules
 from qindex.recovery.point_in_time import BusyError
 from qindex.recovery.settings_file import read_settings
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT

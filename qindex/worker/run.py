@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
-from qindex.queue.leases import check_lease
+from qindex.queue.notes.leases import check_lease
 from qindex.server import signals
 from qindex.worker.child import check_sendable, load_handlers
 from qindex.worker.outcomes import (

@@ -11,8 +11,7 @@ from journal.fs.files import FileSystem
 from journal.locks.lock_order import LockOrder
 from qindex.engine.opening import open_store
 from qindex.format import layout
-from qindex.format.delays import DUE_HEADER
-from qindex.format.unique import KEY_HEADER
+from qindex.format.headers import DUE_HEADER, KEY_HEADER
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm

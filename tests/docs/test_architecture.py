@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -95,3 +96,11 @@ def test_the_house_is_drawn_as_its_imports_are_checked() -> None:
     assert {*places} - {*drawn} == {"metrics", "options"}
     steps = [place for at, place in enumerate(found) if place not in found[:at]]
     assert steps == sorted(steps)
+
+
+def test_no_folder_has_more_than_25_files() -> None:
+    """A reader who opens a folder sees all of it."""
+    packages = ("journal", "msgstore", "pyspark_qindex", "qindex", "rocketstore")
+    files = (path for name in packages for path in (ROOT / name).rglob("*.py"))
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in files)
+    assert {folder: count for folder, count in counts.items() if count > 25} == {}

@@ -19,7 +19,7 @@ from qindex.format.settings import unpack_settings
 from qindex.format.transactions import pack_batch, pack_boot, pack_committed, read_transactions
 from qindex.index.segment_scan import scan_segment
 from qindex.index.seq_ids import SeqFile
-from qindex.queue.delivery_counts import pack_count, unpack_counts
+from qindex.queue.notes.delivery_counts import pack_count, unpack_counts
 from qindex.recovery import store_directory
 from qindex.recovery.snapshot import read_snapshot
 from tests.fuzz.frame import Decoder

@@ -10,9 +10,8 @@ from pathlib import Path
 import qindex
 import rocketstore
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.headers import DUE_FILE, KEYS_FILE
 from qindex.format.transactions import pack_batch, pack_boot, pack_committed
-from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from tests.golden import golden
 
 __all__ = ["KINDS", "OURS", "ROCKET", "build", "names_of"]
@@ -133,7 +132,7 @@ def names_of(kind: str, store: Path) -> tuple[list[str], list[str]]:
             *layout.SERVER_FILES,
         ]
         files += [one + "/journal.jif.new" for one in queues]
-        files += [f"{one}/{name}" for one in queues for name in (DUE_TIMES, UNIQUE_KEYS)]
+        files += [f"{one}/{name}" for one in queues for name in (DUE_FILE, KEYS_FILE)]
         files += [one + "/1.idx.tmp" for one in queues] + [one + "/7.idx" for one in queues]
         files += ["msg_store_persistent/9.rdq", "msg_store_persistent/9.rdq.tmp"]
         directories += ["quarantine"]

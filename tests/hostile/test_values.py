@@ -16,7 +16,7 @@ from qindex.engine.opening import open_store
 from qindex.format import layout
 from qindex.format.seq_ids import SLOT_SIZE, SeqSlot, pack_slot
 from qindex.format.transactions import _END, _HEAD
-from qindex.queue.delivery_counts import pack_count
+from qindex.queue.notes.delivery_counts import pack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.tools.repair import repair_store
 from qindex.tools.verify import verify_store

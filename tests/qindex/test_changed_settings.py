@@ -47,9 +47,7 @@ def test_who_waits_for_room_sees_the_new_limit(tmp_path: Path) -> None:
         waiting = [threading.Thread(target=queue.publish, args=(body,)) for body in (b"b", b"c")]
         for thread in waiting:
             thread.start()
-        limits = queue._parts.state.limits
-        assert limits is not None
-        while limits.waiting < 2:
+        while queue._parts.state.room.waiting < 2:
             time.sleep(0.001)
         engine.queue("q", max_length=qindex.UNSET)
         for thread in waiting:

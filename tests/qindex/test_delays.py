@@ -23,9 +23,9 @@ import qindex
 import qindex.aio
 from journal.errors import StorageError
 from qindex.engine.opening import open_store
-from qindex.format import delays
+from qindex.format.headers import DUE_HEADER
 from qindex.format.notes import RECORD_SIZE, pack_note
-from qindex.queue.delays import pause_before
+from qindex.queue.notes.delays import pause_before
 from qindex.tools.repair import repair
 from qindex.tools.verify import verify
 from tests.cli.support import run
@@ -69,7 +69,7 @@ def test_a_waiting_consumer_gets_a_message_when_it_is_due(tmp_path: Path) -> Non
         assert given.body == b"late"
         assert not given.redelivered
         assert time.monotonic() - began >= 0.3
-        due = given.headers[delays.DUE_HEADER]
+        due = given.headers[DUE_HEADER]
         assert abs(due / 1e6 - time.time()) < 60
 
 
@@ -159,7 +159,7 @@ def test_back_off_ends_in_the_dead_letter_queue(tmp_path: Path) -> None:
         letter = engine.queue("dead").get(timeout=1)
         assert letter is not None
         assert letter.headers["x-death"][0]["reason"] == "limit"
-        assert delays.DUE_HEADER not in letter.headers
+        assert DUE_HEADER not in letter.headers
 
 
 def test_nack_now_despite_back_off_and_postpone_without_an_attempt(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import qindex
 from journal.memory import words
 from qindex.queue import producing, run_clock
-from qindex.queue.delays import SEQ
+from qindex.queue.notes.delays import SEQ
 from tests.effort import by_tier
 
 pytestmark = pytest.mark.interpreted  # the compiled code reads its clocks in C

@@ -8,8 +8,13 @@ import pytest
 
 import qindex
 from journal.fs.files import REAL
-from qindex.queue.delivery_counts import RECORD_SIZE, DeliveryCounts, pack_count, unpack_counts
-from qindex.queue.lifo import take_last
+from qindex.queue.notes.delivery_counts import (
+    RECORD_SIZE,
+    DeliveryCounts,
+    pack_count,
+    unpack_counts,
+)
+from qindex.queue.queue import take_last
 from tests.qindex.support import copy_live, open_quietly, queue_directory
 
 

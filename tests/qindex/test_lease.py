@@ -10,7 +10,7 @@ import pytest
 
 import qindex
 from qindex.format.entries import Entry
-from qindex.queue.leases import Lease, Leases
+from qindex.queue.notes.leases import Lease, Leases
 from tests.qindex.support import WAIT, open_quietly
 
 SHORT = 0.05

@@ -270,8 +270,7 @@ def _in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[objec
 def _is_waiting(queue: qindex.Queue) -> bool:
     until = monotonic() + WAIT
     while monotonic() < until:
-        assert queue._parts.state.limits is not None
-        if queue._parts.state.limits.waiting:
+        if queue._parts.state.room.waiting:
             return True
         threading.Event().wait(0.001)
     return False

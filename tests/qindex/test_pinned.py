@@ -14,8 +14,8 @@ import pytest
 import qindex
 from journal.fs.files import REAL, RealFileSystem
 from journal.locks.directory_lock import DirectoryLock
-from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.plain_record import CHECK_END, CHECK_START
+from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.point_in_time import BusyError, pin_queue
 from qindex.view.reader import StoreReader
 from tests.effort import by_tier

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.queue.postponed import MOST_WAITING, Postponed
+from qindex.queue.dead_letters import MOST_WAITING, Postponed
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
 from tests.traced_memory import tracing
 

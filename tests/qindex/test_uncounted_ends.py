@@ -16,7 +16,7 @@ import pytest
 
 import qindex
 import qindex.aio
-from qindex.queue import delivering
+from qindex.queue import waiting
 from tests.qindex.support import WAIT
 
 
@@ -135,7 +135,7 @@ def test_extend_does_not_shorten(tmp_path: Path) -> None:
 def test_a_full_prefetch_waits_and_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(delivering, "LONG_HELD", 0.01)
+    monkeypatch.setattr(waiting, "LONG_HELD", 0.01)
     with qindex.open(tmp_path) as engine, caplog.at_level(logging.WARNING, "qindex"):
         queue = engine.queue("q")
         queue.publish_many([b"%d" % number for number in range(10)])

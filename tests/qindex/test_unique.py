@@ -17,7 +17,7 @@ import pytest
 import qindex
 import qindex.aio
 from qindex.queue import run_clock
-from qindex.queue.unique_keys import KeyTable
+from qindex.queue.notes.unique_keys import KeyTable
 from qindex.tools.verify import verify
 from tests.cli.support import run
 from tests.effort import by_tier

@@ -17,7 +17,7 @@ import pytest
 
 import qindex
 from qindex.cli import move
-from qindex.format.moved import Moved
+from qindex.format.envelope import Moved
 from qindex.format.rabbitmq.bridge import RabbitProperties
 from qindex.transfer import export_messages, import_messages, importing
 from qindex.transfer.ends import give_back_uncounted, most_bytes, restore, take_uncounted

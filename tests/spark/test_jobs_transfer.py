@@ -23,8 +23,8 @@ from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import import_stores, queues_kept
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import unpack_counts
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import unpack_counts
 from qindex.view.reader import StoreReader
 from qindex.view.row_json import row_json
 from tests.cli.support import run

@@ -18,7 +18,7 @@ from journal.fs.files import REAL, read_file, read_optional
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.headers import DUE_FILE, KEYS_FILE, WINDOW_AT
 from qindex.format.json_value import plain_value
 from qindex.format.notes import CLOSED, MAX_VALUE, NOTED, pack_note, unpack_note
 from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
@@ -30,11 +30,9 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import RESERVE_SLOTS, SLOT_SIZE, sound_slots
 from qindex.format.settings import unpack_settings
 from qindex.format.transactions import damage_in, read_transactions
-from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
-from qindex.format.unique import WINDOW_AT
 from qindex.index.segment_scan import read_healed
-from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
+from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.notes.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_halves
@@ -247,8 +245,8 @@ _READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
     layout.SETTINGS: _settings,
     layout.TRANSACTIONS: _transactions,
     DELIVERIES: _deliveries,
-    DUE_TIMES: _due_times,
-    UNIQUE_KEYS: _unique_keys,
+    DUE_FILE: _due_times,
+    KEYS_FILE: _unique_keys,
     layout.MARKER: _marker,
     layout.QUEUE_NAME: _queue_name,
     VHOST_FILE: _vhost,

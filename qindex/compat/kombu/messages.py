@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from kombu.utils.json import dumps, loads
 
-from qindex.format.delays import DUE_HEADER
+from qindex.format.headers import DUE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

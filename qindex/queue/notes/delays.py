@@ -26,14 +26,14 @@ import numpy as np
 from journal.errors import StorageError, StoreError, UsageError
 from journal.locks.patience import PatientLock
 from journal.memory.arrays import I64
-from qindex.format.delays import FILE_NAME, due_of, parse_backoff
 from qindex.format.entries import Entry
+from qindex.format.headers import DUE_FILE, due_of, parse_backoff
 from qindex.format.notes import pack_note
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import OUT
 from qindex.queue import run_clock
-from qindex.queue.notes_file import NotesFile
+from qindex.queue.notes.notes_file import NotesFile
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import Bell
 
@@ -140,7 +140,7 @@ class DueTimes:
         self._now = 0
         self._alarm_at = 0
         lost = "a message that was given back with a delay may be due at once"
-        self._file = NotesFile(state.index, FILE_NAME, "due times", lost)
+        self._file = NotesFile(state.index, DUE_FILE, "due times", lost)
 
     def __len__(self) -> int:
         """Messages that are not due yet."""

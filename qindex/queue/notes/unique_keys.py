@@ -17,10 +17,9 @@ import numpy as np
 from journal.errors import DuplicateError, StorageError, StoreError, UsageError
 from journal.memory.arrays import I64
 from qindex.format.entries import Entry
-from qindex.format.notes import pack_note
-from qindex.format.unique import (
-    FILE_NAME,
+from qindex.format.headers import (
     KEY_HEADER,
+    KEYS_FILE,
     UNTIL_HEADER,
     WINDOW_AT,
     WINDOW_HEADER,
@@ -29,11 +28,12 @@ from qindex.format.unique import (
     hash_key,
     window_in,
 )
+from qindex.format.notes import pack_note
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, PENDING, PUBLISHED
-from qindex.queue.delays import now_us
-from qindex.queue.notes_file import NotesFile
+from qindex.queue.notes.delays import now_us
+from qindex.queue.notes.notes_file import NotesFile
 from qindex.queue.prepared_message import Prepared
 
 _log = logging.getLogger("qindex.queue")
@@ -112,7 +112,7 @@ class UniqueKeys:
         self.is_unsynced: bool = False
         self._unnoted: list[tuple[int, int]] = []
         lost = "a window may end early"
-        self._file = NotesFile(index, FILE_NAME, "unique keys", lost)
+        self._file = NotesFile(index, KEYS_FILE, "unique keys", lost)
 
     def begin(self, *, durably: bool) -> None:
         """Make the file. Raises :class:`StorageError`."""
@@ -192,7 +192,7 @@ class UniqueKeys:
 
     def note_published(self) -> None:
         """Write the notes that the file lacks; as
-        :meth:`qindex.queue.delays.DueTimes.note_published`."""
+        :meth:`qindex.queue.notes.delays.DueTimes.note_published`."""
         try:
             if self._file.records > 2 * len(self._table) + 2 * len(self._windows) + _MOST_SPARE:
                 self._rewrite()
