@@ -47,7 +47,7 @@ def delete_command(
         stats = engine.queue(name).stats()
         held = stats.ready + stats.unacked
         if held and not force:
-            raise UsageError(f"queue {name!r} has {held} messages: --force deletes them, too")
+            raise UsageError(f"queue {name!r} has {held} messages: --force deletes them as well")
         engine.delete_queue(name)
     shown = f"deleted {name} with {held} messages"
     print_result(as_json, {"queue": name, "deleted": held}, shown)

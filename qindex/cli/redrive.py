@@ -63,9 +63,9 @@ def redrive_command(
     if not report.moved:
         print_line("nothing to move")
     for count, why in (
-        (report.filtered, "other than the filter asks for"),
-        (report.without_origin, "without a queue that it died in: name one with --to"),
-        (report.not_ready, "with a consumer, or gone"),
+        (report.filtered, "not matched by the filter"),
+        (report.without_origin, "do not say where they died; name a queue with --to"),
+        (report.not_ready, "delivered to a consumer, or deleted meanwhile"),
     ):
         if count:
             print_line(f"left {count:,}: {why}")
@@ -79,7 +79,7 @@ def _filter_of(filters: Sequence[str]) -> Callable[[Row], bool] | None:
         name, equals, pattern = one.partition("=")
         if not equals or not (name in (*_FIELDS, "key") or name.startswith("header.")):
             raise UsageError(
-                f"--filter {one}: give FIELD=PATTERN; fields are queue, reason, cause, key, "
+                f"--filter {one}: must be FIELD=PATTERN; fields are queue, reason, cause, key, "
                 "header.NAME"
             )
         pairs.append((name, pattern))

@@ -19,7 +19,7 @@ def serve_command(
     ] = "os",
     group: Annotated[
         str | None,
-        typer.Option(help="A group whose members may use the store, too.", show_default=False),
+        typer.Option(help="A group whose members may also use the store.", show_default=False),
     ] = None,
     lock_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for another process to close the store.")

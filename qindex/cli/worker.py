@@ -27,7 +27,7 @@ def worker_command(
         str,
         typer.Argument(
             help="module:name of a callable, a coroutine function, or a mapping from message types "
-            "to these. Modules are looked for in this directory, too.",
+            "to these. Modules of the working directory are found.",
             show_default=False,
         ),
     ],
@@ -82,7 +82,7 @@ def worker_command(
         ),
     ] = None,
     schedules: Annotated[
-        bool, typer.Option("--schedules", help="Publish the messages of schedules, too.")
+        bool, typer.Option("--schedules", help="Also publish the messages of schedules.")
     ] = False,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when no message is ready.")

@@ -85,8 +85,8 @@ _log = logging.getLogger("qindex.engine")
 
 LOOK = 0.01
 """Seconds between two looks for messages that are out, while the engine waits for their acks."""
-_LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True looks at the store meanwhile"
-_SERVER_REMEDY = "it is a server: shared=True uses it, too, and read_only=True looks at the store"
+_LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True reads the store meanwhile"
+_SERVER_REMEDY = "it is a server: shared=True uses it, and read_only=True only reads the store"
 _NOTHING_GIVEN: dict[str, Any] = dict.fromkeys(one.name for one in fields(QueueSettings))
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
 """Threads whose failures are logged, and raised by a close of the engine."""

@@ -78,7 +78,7 @@ def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
     if "msg_stores" in names or "mnesia" in names:
         raise NotAStoreError(
             f"{directory}: looks like a RabbitMQ node's directory; "
-            "give its msg_stores/vhosts/<name> directory"
+            "use its msg_stores/vhosts/<name> directory"
         )
     raise NotAStoreError(f"{directory}: neither a qindex store nor a RabbitMQ vhost directory")
 

@@ -169,7 +169,8 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
     if kind == "error":
         refused = wire.error_of(*values)
         if isinstance(refused, LockedError):
-            refused.args = (f"{refused}; that process does not share it (shared=True)",)
+            who = "this process" if refused.pid == os.getpid() else "that process"
+            refused.args = (f"{refused}; {who} has opened it without shared=True",)
         raise refused
 
 

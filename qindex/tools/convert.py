@@ -367,7 +367,9 @@ def _handed_over(
 ) -> SaveReport:
     """Make a virtual host's directory of a store of ours."""
     if out is None:
-        raise UsageError(f"{source}: a store of ours; it needs a new directory for a node (--out)")
+        raise UsageError(
+            f"{source}: is a store of qindex; name a new directory for a node with --out"
+        )
     with contextlib.ExitStack() as stack:
         held = hold_store(fs, source)
         if held is not None:

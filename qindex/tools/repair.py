@@ -13,6 +13,7 @@ from journal.fs.files import (
     FileSystem,
     PathLike,
     checked_path,
+    is_there,
     make_dirs,
     read_optional,
     replace_file,
@@ -77,7 +78,7 @@ def repair_store(
     marker, findings = check_marker(fs, source)
     if marker is None:
         StoreReader(source, fs)  # raises the error of a directory of something else
-        raise UsageError(f"{source}: a RabbitMQ directory; see salvage")
+        raise UsageError(f"{source}: is a RabbitMQ directory; use qindex salvage")
     held = hold_store(fs, source)
     try:
         with Staging(fs, out, source) as staging:
@@ -98,8 +99,11 @@ def hold_store(fs: FileSystem, directory: str) -> LockFile | None:
     """Take the lock of a store, if it has a lock file. Raises
     :class:`journal.errors.LockedError`, :class:`StorageError`."""
     path = os.path.join(directory, layout.LOCK)
+    remedy = "end it first"
     with storage_errors(path, "can't be locked"):
-        return hold_if_there(fs, path, remedy="end it first")
+        if is_there(fs, os.path.join(directory, layout.SERVER_SOCKET)):
+            remedy += " (a server ends by itself soon after its last client)"
+        return hold_if_there(fs, path, remedy=remedy)
 
 
 def _copy(

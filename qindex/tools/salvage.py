@@ -95,7 +95,7 @@ def salvage(
     source = os.path.abspath(checked_path(directory))
     fs = beneath(REAL, source, os.path.dirname(os.path.abspath(checked_path(out))))
     if check_marker(fs, source)[0] is not None:
-        raise UsageError(f"{source}: a store of ours; see repair")
+        raise UsageError(f"{source}: is a store of qindex; use qindex repair")
     vhosts = vhosts_in(fs, source, _MARKS)
     try:
         with Staging(fs, out, source) as staging:

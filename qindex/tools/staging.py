@@ -78,7 +78,7 @@ class Staging:
         except NotADirectoryError as error:
             raise UsageError(f"{self.target}: is a file, not an empty directory") from error
         if names:
-            raise UsageError(f"{self.target}: is not empty")
+            raise UsageError(f"{self.target}: is not empty; name a new directory")
 
     def commit(self) -> None:
         """Rename the directory to its target; durable on return. Raises :class:`StorageError`."""

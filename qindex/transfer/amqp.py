@@ -129,7 +129,7 @@ def parameters_of(url: str) -> Any:
             raise ValueError("it must be amqp://user:password@host:port/vhost")
         parameters = pika.URLParameters(url)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--amqp: no URL of a broker: {error}") from error
+        raise UsageError(f"--amqp is not the URL of a broker: {error}") from error
     return parameters
 
 

@@ -98,7 +98,7 @@ def export_messages(
     if target.exists():
         # Finished, except for its leftovers.
         shutil.rmtree(target.with_name(target.name + _PARTS), ignore_errors=True)
-        raise UsageError(f"{target}: is there already")
+        raise UsageError(f"{target}: exists already; name another file, or delete it")
     store = StoreReader(directory)
     readers = _readers(store, queues)
     about = {

@@ -84,7 +84,7 @@ def settle_entry_count(
             listed = " and ".join(str(one) for one in fitting)
             raise UsageError(
                 f"{vhost.path}: {vhost.assumed}, so nothing says how many entries a segment has. "
-                f"The files fit {listed}, with different messages: give segment_entry_count "
+                f"The files fit {listed}, with different messages: set segment_entry_count "
                 "(--segment-entry-count), or put the node's .config there"
             )
     vhost.entry_count = count

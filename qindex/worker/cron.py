@@ -86,7 +86,7 @@ def zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError):
         raise UsageError(
-            f"there is no time zone {name!r} here: give a name such as 'Europe/Amsterdam'"
+            f"there is no time zone {name!r} here; use a name such as 'Europe/Amsterdam'"
         ) from None
 
 

@@ -131,7 +131,7 @@ def checked_handlers(handlers: Handlers) -> bool:
     found = list(handlers.values()) if isinstance(handlers, Mapping) else [handlers]
     if not found or not all(map(callable, found)):
         raise UsageError(
-            "a handler is a callable, or a mapping from types of messages to callables"
+            "a handler must be a callable, or a mapping from message types to callables"
         )
     asynchronous = {inspect.iscoroutinefunction(one) for one in found}
     if len(asynchronous) == 2:
@@ -162,7 +162,7 @@ def end_if_forked(pid: int) -> None:
 def check_count(name: str, value: object, least: int) -> None:
     """Raise :class:`UsageError` if ``value`` is not a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is a whole number of at least {least}, not {value!r}")
+        raise UsageError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:

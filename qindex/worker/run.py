@@ -155,13 +155,13 @@ class Worker:
             check_lease(lease)
         check_seconds("slow_after", slow_after)
         if not isinstance(health, str | os.PathLike | None):
-            raise UsageError(f"health is the path of a file, not {health!r}")
+            raise UsageError(f"health must be the path of a file, not {health!r}")
         if processes and concurrency > 1:
             raise UsageError("a process runs one handler at a time: concurrency is for threads")
         if timeout is not None and not processes and not self._is_asynchronous:
             raise UsageError(
-                "a thread can't be ended: a timeout needs processes=, or a coroutine function as "
-                "the handler (slow_after= reports handlers that take long)"
+                "a thread can't be ended: a timeout needs processes, or a coroutine function as "
+                "the handler"
             )
         if (max_tasks or max_memory) and not processes:
             raise UsageError("max_tasks and max_memory are for processes")

@@ -216,7 +216,7 @@ def test_wrong_use(tmp_path: Path) -> None:
         assert result.code == 2
         assert said in result.complaints[0]
     qindex.open(tmp_path / "store").close()
-    assert "needs a new directory" in run("convert", tmp_path / "store", "--to", 2).complaints[0]
+    assert "name a new directory" in run("convert", tmp_path / "store", "--to", 2).complaints[0]
     with pytest.raises(qindex.UsageError, match="1 or 2"):
         convert(tmp_path / "store", 3)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == ["store"]
