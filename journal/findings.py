@@ -98,7 +98,7 @@ class Finding:
         return f"{self.path}: at offset {self.offset}, {self.length} bytes: {self.what}{tail}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the finding ready for JSON."""
         return {
             "path": self.path,
             "offset": self.offset,

@@ -305,19 +305,39 @@ class Engine:
         max_priority: int | Unset | None = None,
         serializer: str | Serializer | None = None,
     ) -> Queue:
-        """Return the queue of this name; makes it when there is none.
+        """Return the queue of this name, and make it if there is none.
 
-        The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
-        docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
-        takes it away; those of a queue in use change at once. Made durably: the queue is there
-        after a crash. With ``max_priority`` (1 to 255) it is a priority queue; that is fixed once
-        it has messages, and a queue without priorities becomes a priority queue only while it is
-        empty.
+        Settings are kept with the queue. None leaves a setting as it is, :data:`qindex.UNSET`
+        removes it, and a change applies at once (docs/limits.md). A new queue is there after a
+        crash.
 
-        ``serializer``: what this process publishes values with (``"json"``, ``"msgpack"``,
-        ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``); it is not kept with the
-        queue (docs/values.md). Raises :class:`UsageError` for a name that is empty or over 255
-        bytes, and for settings that can't be right.
+        Args:
+            name: The queue's name, up to 255 bytes.
+            message_ttl: Seconds after which a message is dropped once it is at the head.
+            max_length: The most messages.
+            max_bytes: The most bytes of bodies.
+            overflow: What a publish to a full queue does: ``"reject"``, ``"block"`` or
+                ``"drop-head"``.
+            delivery_limit: Deliveries after which a message is a dead letter.
+            dead_letter: The queue that gets dead letters. Without it they are dropped.
+            backoff: The pause before the next delivery, ``"exponential:BASE:CAP"`` in seconds.
+            max_priority: 1 to 255 makes it a priority queue. It can be set only while the queue is
+                empty.
+            serializer: What this process publishes values with: ``"json"``, ``"msgpack"``,
+                ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``. It is not kept with
+                the queue.
+
+        Returns:
+            The queue, the same object for each call with its name.
+
+        Raises:
+            UsageError: The name or a setting is wrong.
+            StorageError: The system refused.
+
+        Example:
+            >>> orders = engine.queue("orders", delivery_limit=5, dead_letter="failed")
+            >>> orders.settings.delivery_limit
+            5
         """
         raw = checked_name(name)
         coder = None if serializer is None else coder_of(serializer)
@@ -684,7 +704,11 @@ class Engine:
         return [level for queue in self._awake_queues() for level in queue._parts.levels]
 
     def queue_names(self) -> list[str]:
-        """Return the names of all queues, sorted."""
+        """Return the names of all queues.
+
+        Returns:
+            The names, sorted.
+        """
         with self._lock:
             names = {queue.name for queue in self._awake.values()}
             for hashed, resting in self._resting.items():
@@ -692,13 +716,20 @@ class Engine:
             return sorted(names)
 
     def delete_queue(self, name: str) -> int:
-        """Delete a queue and its messages; returns how many messages it held, which are lost.
+        """Delete a queue and its messages.
 
-        It is an error when there is no such queue.
+        A crash after the deletion began finishes it at the next open. The :class:`Queue` can't be
+        used any more.
 
-        Commit point: its directory is renamed; a crash after that finishes the deletion at the
-        next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`;
-        :class:`StorageError`, and the queue stays where its directory was taken away or is a link.
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The number of messages it held, which are lost.
+
+        Raises:
+            UsageError: There is no such queue.
+            StorageError: The system refused; the queue stays.
         """
         raw = checked_name(name)
         with self._calls.here():
@@ -855,13 +886,33 @@ class Engine:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish one message to several queues; returns its seq_id in each, in their order.
+        """Publish one message to several queues.
 
-        A message for the message store is written once, with a reference for each queue; a small
-        one is embedded in each. The queues are taken one after the other: when the system refuses
-        in the middle (:class:`StorageError`), those before have the message. Raises
-        :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
-        (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
+        A message for the message store is written once, with a reference for each queue. A small
+        one is embedded in each.
+
+        Args:
+            queues: The names of the queues, each once.
+            body: Bytes, or a Message with its own key, headers and properties.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            persistent: Keep the message beyond the engine's run.
+            confirm: Wait until the message is on disk.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+
+        Returns:
+            Its seq_id in each queue, in their order.
+
+        Raises:
+            UsageError: A name occurs twice, or a value can't be stored; none has the message.
+            QueueFullError: One of the queues is full; none has the message.
+            StorageError: The system refused. Queues earlier in the list have the message.
+
+        Example:
+            >>> engine.publish_to(["invoices", "audit"], b"order 17")
+            [0, 0]
         """
         message = message_of(body, key, headers, properties, time_ns())
         return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
@@ -1011,7 +1062,11 @@ class Engine:
         )
 
     def stats(self) -> EngineStats:
-        """Return the figures of the store and of the queues that were used since it was opened."""
+        """Return the figures of the store, and of the queues used since it was opened.
+
+        Returns:
+            The figures at this moment.
+        """
         with self._lock:
             queues = self._awake_queues()
             return EngineStats(
@@ -1024,8 +1079,16 @@ class Engine:
             )
 
     def compact(self) -> CompactionReport | None:
-        """Reclaim the space of dead messages in the message store; ``None`` where there is
-        no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
+        """Reclaim the space of dead messages in the message store now.
+
+        A background thread does it otherwise.
+
+        Returns:
+            What was reclaimed. None if there is no message store.
+
+        Raises:
+            StorageError: The system refused; nothing is lost.
+        """
         with self._calls.here():
             return self._messages.compact()
 
@@ -1035,22 +1098,27 @@ class Engine:
         return self._lock.is_over()
 
     def close(self, drain: float = 0) -> None:
-        """Sync, leave a snapshot so that the next open is quick, and give the lock back.
+        """Sync, leave a snapshot that makes the next open quick, and release the lock.
 
-        ``drain``: first wait up to so many seconds until all messages that are out are settled.
-        Meanwhile no queue hands out another one: ``get`` raises
-        :class:`~journal.errors.ClosedError`, and ``consume`` ends. All other calls work.
+        New calls are refused: the engine's at once, a queue's when its turn to close comes. Calls
+        that wait for something raise :class:`~journal.errors.ClosedError`; close waits for the
+        others under way. A second close waits for the first. Transient messages end here.
 
-        New calls are refused: the engine's from the start, a queue's as soon as its own turn to
-        close comes. Those that wait for something get :class:`~journal.errors.ClosedError`; the
-        others under way are waited for. A second close waits for the first. Transient messages end
-        here. Raises :class:`StorageError` when the system refuses, and
-        :class:`~journal.errors.WritesRefusedError` when it has refused before, in the background:
-        it names the queues that are not all on disk. The engine is closed all the same, as when a
-        signal's handler raises: the next open recovers. Raises :class:`UsageError`, and does
-        nothing, in a handler or finalizer that interrupts another call of its thread. In a forked
-        child it changes nothing: the store is its parent's. Nor does it at the end of the
-        interpreter, where only finalizers run: nothing is lost, and the next open recovers.
+        After an error the engine is closed all the same, as when a signal's handler raises; the
+        next open recovers. In a forked child, where the store is its parent's, and in finalizers at
+        the end of the interpreter, it changes nothing.
+
+        Args:
+            drain: Seconds to wait first until all outstanding messages are settled. Meanwhile
+                ``get`` raises :class:`~journal.errors.ClosedError`, ``consume`` ends, and all other
+                calls work.
+
+        Raises:
+            StorageError: The system refused.
+            WritesRefusedError: A write failed earlier, in the background. The error names the
+                queues that are not all on disk.
+            UsageError: A handler or finalizer called it in the middle of another call of its
+                thread; nothing was done.
         """
         if self._lock.is_inherited():
             self._directory_lock.let_go()

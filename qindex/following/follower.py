@@ -135,6 +135,9 @@ class Follower:
         Args:
             timeout: Seconds to wait. None: forever.
 
+        Returns:
+            The message, or None.
+
         Raises:
             StoreError: As iteration does.
         """

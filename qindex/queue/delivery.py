@@ -197,6 +197,9 @@ class Delivery:
         Args:
             kind: The class.
 
+        Returns:
+            An object of ``kind``.
+
         Raises:
             UsageError: The body is not such a value; the delivery can still be settled.
 

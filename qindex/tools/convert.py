@@ -98,6 +98,9 @@ def convert(
             are not among what a node reads.
         progress: Called with the messages converted and the messages in all.
 
+    Returns:
+        What was converted.
+
     Raises:
         UsageError: The arguments do not fit the directory.
         DamageError: A message can't be read (see :func:`qindex.tools.salvage.salvage`); nothing

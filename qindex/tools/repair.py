@@ -58,6 +58,9 @@ def repair(directory: PathLike, out: PathLike, *, names: Iterable[str] = ()) -> 
         out: The copy's directory, empty or missing.
         names: Queue names to try for directories that have lost theirs.
 
+    Returns:
+        What was saved, and what was lost.
+
     Raises:
         LockedError: A process has the store open.
         UsageError: ``out`` is not empty or within ``directory``, or ``directory`` is a node's.

@@ -85,6 +85,9 @@ def salvage(
             tell.
         progress: Called with the messages saved and the messages in all.
 
+    Returns:
+        What was saved, and what was lost.
+
     Raises:
         UsageError: ``out`` is not empty or within ``directory``.
         NotAStoreError: ``directory`` is not a node's.

@@ -282,6 +282,9 @@ def verify(directory: PathLike, *, segment_entry_count: int | None = None) -> Ve
         directory: The store.
         segment_entry_count: Of a RabbitMQ virtual host that has lost its ``.config``.
 
+    Returns:
+        The figures and findings.
+
     Raises:
         NotAStoreError: It is not a store.
         StorageError: The system refused an operation.

@@ -108,7 +108,12 @@ class Figures:
     restarts: int = 0
 
     def note(self, error: BaseException | None, outcome: Outcome) -> None:
-        """Count an attempt and what became of it."""
+        """Count an attempt and its outcome.
+
+        Args:
+            error: What the handler raised, or None.
+            outcome: The outcome of the attempt.
+        """
         if error is None:
             self.done += 1
         else:

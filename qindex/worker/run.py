@@ -120,7 +120,9 @@ class Worker:
     Example:
         >>> def send(mail):
         ...     print(mail.body)
-        >>> Worker(mails, send, concurrency=8, retries=3).run()
+        >>> Worker(mails, send, concurrency=8, retries=3, until_empty=True).run().done
+        b'hello'
+        1
     """
 
     def __init__(
@@ -202,8 +204,12 @@ class Worker:
     def families(self) -> list[Family]:
         """Return the figures for Prometheus: :func:`qindex.metrics.exposition` has the text form.
 
+        Returns:
+            The families of samples.
+
         Example:
-            >>> print(exposition(worker.families()))
+            >>> worker.families()[0].name
+            'qindex_worker_done'
         """
         from qindex.metrics import Column, table  # needs numpy, as clients do not
 
@@ -249,7 +255,11 @@ class Worker:
         self._told.put("ended")
 
     def fail(self, error: BaseException) -> None:
-        """End the worker with an error."""
+        """End the worker with an error.
+
+        Args:
+            error: What :meth:`run` raises.
+        """
         if self._error is None:
             self._error = error
         self._told.put("stop")
@@ -260,7 +270,16 @@ class Worker:
             self._figures.restarts += 1
 
     def judge(self, delivery: Delivery, attempt: int, error: BaseException | None) -> Outcome:
-        """Say what becomes of a message, and count it."""
+        """Decide what becomes of a message, and count it.
+
+        Args:
+            delivery: The delivery that was handled.
+            attempt: The number of the attempt, from 1.
+            error: What the handler raised, or None.
+
+        Returns:
+            The outcome.
+        """
         if error is not None and self._on_error is not None:
             try:
                 self._on_error(delivery, error)

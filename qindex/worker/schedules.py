@@ -192,8 +192,18 @@ class Schedule:
         return replace(begun, _next=begun._rule().after(now))
 
     def due(self, now: Microseconds) -> tuple[Schedule, list[Microseconds]]:
-        """Return the schedule that follows this one, or this one itself if nothing changes, and
-        the instants to publish. Raises :class:`UsageError` where its rule can't be read here."""
+        """Return what is due now.
+
+        Args:
+            now: Microseconds since 1970 UTC.
+
+        Returns:
+            The schedule that follows this one, or this one if nothing changes, and the instants to
+            publish.
+
+        Raises:
+            UsageError: The schedule's rule can't be read here.
+        """
         if self.paused:
             return self, []
         if now < self._next:
@@ -210,7 +220,11 @@ class Schedule:
         return replace(self, _cursor=found[-1], _next=rule.after(now), _last=last), instants
 
     def delay(self, now: Microseconds) -> float:
-        """Return the seconds until it is to be looked at again."""
+        """Return the seconds until the schedule must be looked at again.
+
+        Args:
+            now: Microseconds since 1970 UTC.
+        """
         left = _LONGEST_DELAY if self.paused else self._next - now
         return min(max(left, 1), _LONGEST_DELAY) / SECOND
 

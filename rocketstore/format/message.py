@@ -274,12 +274,16 @@ class StoredMessage(NamedTuple):
         return message_id(self.fields[11], self.offset)
 
     def has_key(self, key: str) -> bool:
-        """Whether ``key`` is the message's unique key or one of its keys."""
+        """Return whether ``key`` is the unique key or one of the keys.
+
+        Args:
+            key: The key.
+        """
         properties = self.properties
         return properties.get(UNIQ_KEY) == key or key in properties.get(KEYS, "").split(" ")
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields for printing; the body is left to the caller."""
+        """Return all fields except the body, ready for JSON."""
         return {
             "offset": self.offset,
             "size": self.size,
