@@ -24,8 +24,11 @@ from qindex.queue.lifo import take_last
 class Serializer(Protocol):
     """Turns items into bytes and back: ``pickle``, ``marshal``, ``json`` with bytes, ..."""
 
-    def dumps(self, item: Any, /) -> bytes: ...  # noqa: D102
-    def loads(self, data: bytes, /) -> Any: ...  # noqa: D102
+    def dumps(self, item: Any, /) -> bytes:
+        """Return an item as bytes."""
+
+    def loads(self, data: bytes, /) -> Any:
+        """Return the item that these bytes are."""
 
 
 Codec = Literal["pickle", "bytes"] | Serializer

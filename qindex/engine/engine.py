@@ -1049,8 +1049,7 @@ class Engine:
             self._sync_queues()
 
     def flush(self) -> None:
-        """Bring the journals of all queues into their segment files; all that returned before is
-        durable on return."""
+        """Bring the journals of all queues into their segment files, durably on return."""
         with self._calls.here():
             for queue in self._roster.unflushed():
                 _unless_gone(queue.flusher.flush)
