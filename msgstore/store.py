@@ -510,7 +510,7 @@ class MessageStore:
         It calls ``before_reclaim``.
 
         Returns:
-            What was reclaimed.
+            A report of the reclaimed space.
 
         Raises:
             StorageError: The disk is full or fails; nothing is lost.

@@ -345,7 +345,7 @@ def is_there(fs: FileSystem, path: PathLike) -> bool:
 
 
 def names_in(fs: FileSystem, path: PathLike) -> list[str]:
-    """Return the names in a directory; none if there is no directory. Raises
+    """Return the names in a directory; none if there is not a directory. Raises
     :class:`OSError`."""
     try:
         return fs.listdir(path)
@@ -499,7 +499,7 @@ def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:
 
 
 def unlink_if_there(fs: FileSystem, path: PathLike) -> bool:
-    """Remove a name; tells whether it was there. Raises other :class:`OSError`."""
+    """Remove a name. Return whether it was there. Raises other :class:`OSError`."""
     try:
         fs.unlink(path)
     except FileNotFoundError:

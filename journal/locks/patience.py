@@ -24,7 +24,7 @@ from journal.memory import words
 _PAUSE = 1e-3
 """Seconds between two tries of the thread that tries, where no release wakes it."""
 _ALONE = 256
-"""The lock is plain again after so many calls of :meth:`PatientLock.choose` without a waiter."""
+"""The lock is plain again after this many calls of :meth:`PatientLock.choose` without a waiter."""
 
 
 class PatientLock(CallLock):

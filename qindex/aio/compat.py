@@ -38,7 +38,7 @@ from qindex.queue.lifo import take_last
 __all__ = ["PersistentLifoQueue", "PersistentQueue"]
 
 _TURN = 63
-"""One put in so many + 1 lets the loop's other tasks have their turn, and a flush catch up."""
+"""One put in this many + 1 lets the loop's other tasks have their turn, and a flush catch up."""
 
 
 def _this_task() -> asyncio.Task[Any] | None:
@@ -82,7 +82,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
     it or, if that one holds none, by any: oldest first; :meth:`take` gives an item that settles
     itself. Items got and not done with come again, first, when the queue is opened the next
     time; at open, ``join`` waits for all that is there. After :meth:`close` all raise
-    :class:`~journal.errors.ClosedError`, those that were waiting, too.
+    :class:`~journal.errors.ClosedError`, also calls that were waiting.
     """
 
     _order = "first in, first out"

@@ -151,7 +151,7 @@ class Delivery:
 
         Args:
             queue: The name of the other queue, which is made if there is none.
-            headers: The message's new headers. None: those that it has.
+            headers: The message's new headers. None: its present ones.
             delay: Seconds before which it is not delivered there.
         """
         await self._queue.move(self, queue, headers=headers, delay=delay)

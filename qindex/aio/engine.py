@@ -249,7 +249,7 @@ class Engine:
         """Reclaim the space of dead messages in the message store now.
 
         Returns:
-            What was reclaimed. None if there is no message store.
+            A report of the reclaimed space. None if there is no message store.
         """
         return await self._aside(self._engine.compact)
 

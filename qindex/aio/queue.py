@@ -43,13 +43,13 @@ def _never() -> bool:
 
 
 _LOOK = 63
-"""One call in so many + 1 looks whether a flush is due."""
+"""One call in this many + 1 looks whether a flush is due."""
 _TURN = 255
-"""One call in so many + 1 lets the loop's other tasks have their turn."""
+"""One call in this many + 1 lets the loop's other tasks have their turn."""
 _ON_LOOP = 64 << 10
 """Messages with bodies up to this many bytes are published on the loop's thread."""
 _BATCH_ON_LOOP = 1 << 20
-"""Batches of so many bytes, too."""
+"""Batches of this many bytes, too."""
 
 
 class Queue:
@@ -608,7 +608,7 @@ class Queue:
         Args:
             delivery: A delivery of this queue that is not settled.
             queue: The name of the other queue, which is made if there is none.
-            headers: The message's new headers. None: those that it has.
+            headers: The message's new headers. None: its present ones.
             delay: Seconds before which it is not delivered there.
 
         Raises:
@@ -717,7 +717,7 @@ class Queue:
             options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
 
         Returns:
-            What was moved, and what was left.
+            The numbers of moved and left messages.
         """
         return await asyncio.to_thread(partial(self._queue.redrive, **options))
 

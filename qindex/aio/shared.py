@@ -153,7 +153,7 @@ class _Owner(Owner):
     __slots__ = ()
 
     def take_back_uncounted(self, deliveries: Iterable[plain.Delivery], /) -> None:
-        """Take back those that are not settled, as if they had not been delivered."""
+        """Take back the unsettled deliveries, as if they had not been delivered."""
         pairs = self.marked_back(deliveries)
         link = cast("SharedQueue", self.queue)._engine._wire
         if pairs and link is not None:
@@ -443,7 +443,7 @@ class SharedQueue(Opens):
         Args:
             delivery: A delivery of this queue that is not settled.
             queue: The name of the other queue, which is made if there is none.
-            headers: The message's new headers. None: those that it has.
+            headers: The message's new headers. None: its present ones.
             delay: Seconds before which it is not delivered there.
 
         Raises:
@@ -532,7 +532,7 @@ class SharedQueue(Opens):
             options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
 
         Returns:
-            What was moved, and what was left.
+            The numbers of moved and left messages.
         """
 
         def call() -> RedriveReport:
@@ -956,7 +956,7 @@ class SharedEngine:
         """Reclaim the space of dead messages in the message store now.
 
         Returns:
-            What was reclaimed. None if there is no message store.
+            A report of the reclaimed space. None if there is no message store.
         """
         found: CompactionReport | None = wire.from_plain((await self._call(wire.COMPACT))[0])
         return found

@@ -29,11 +29,11 @@ def follow_command(
     queue: QueueName,
     start: Annotated[
         str,
-        typer.Option("--from", help="earliest (what is still there), latest, or a seq_id."),
+        typer.Option("--from", help="earliest (the oldest there is), latest, or a seq_id."),
     ] = "latest",
     count: Annotated[int | None, typer.Option(min=0, help="Print this many at most.")] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="End after so many seconds without a message.")
+        float | None, typer.Option(min=0, help="End after this many seconds without a message.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for a store or a queue that is not there yet.")

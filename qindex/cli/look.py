@@ -81,7 +81,7 @@ def list_command(
     entry_count: EntryCountOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
+    """List the queues of a store, also of one in use or of a RabbitMQ node.
 
     DIR is a store's directory or that of a RabbitMQ virtual host. ready: messages that wait for a
     consumer. unacked: those that are with one ("-": only the process tells that has the store

@@ -32,7 +32,7 @@ def queue_command(
         int | None, typer.Option(help="How often a message is delivered at the most.")
     ] = None,
     dead_letter: Annotated[
-        str | None, typer.Option(help="The queue that gets what is rejected, expired or dropped.")
+        str | None, typer.Option(help="The queue that gets rejected, expired and dropped messages.")
     ] = None,
     backoff: Annotated[
         str | None,

@@ -73,7 +73,7 @@ def redrive_command(
 
 
 def _filter_of(filters: Sequence[str]) -> Callable[[Row], bool] | None:
-    """Return what tells whether a message is like all of these."""
+    """Return a function that matches messages against all of these."""
     pairs = []
     for one in filters:
         name, equals, pattern = one.partition("=")

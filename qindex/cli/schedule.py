@@ -148,7 +148,7 @@ def _change(directory: str, name: str, method: str, done: str, as_json: bool) ->
     with open_here(directory) as engine:
         found = engine.schedules().get(name)
         if found is None:
-            raise UsageError(f"there is no schedule {name!r}")
+            raise UsageError(f"there is not a schedule {name!r}")
         getattr(found, method)()
     print_result(as_json, {"name": name, "done": done}, f"{done} {name}")
     return 0
@@ -159,7 +159,7 @@ def run_command(
     context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log to standard error.")] = False,
 ) -> int:
-    """Publish what is due, in the foreground, until SIGTERM or SIGINT.
+    """Publish due messages, in the foreground, until SIGTERM or SIGINT.
 
     It opens the store as other processes do that share it. Any number may run on one store.
     """

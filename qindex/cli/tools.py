@@ -96,7 +96,7 @@ def repair_command(
     """Make a sound copy of a damaged store, with everything that can be saved.
 
     DIR is not changed. Order, seq_ids, redelivered flags, keys, headers, expiry and settings are
-    kept; damaged bytes are copied to NEW/quarantine. Prints what was saved and what was not, and
+    kept; damaged bytes are copied to NEW/quarantine. Prints what it saved and what it lost, and
     exits 1 if anything was not.
     """
     from qindex.tools.repair import repair
@@ -129,7 +129,7 @@ def salvage_command(
 ) -> int:
     """Save the messages of a RabbitMQ node (3.10 to 4.3) that does not start any more.
 
-    RABBITMQ_DIR is not changed. Prints what was saved and what was not, and exits 1 if anything
+    RABBITMQ_DIR is not changed. Prints what it saved and what it lost, and exits 1 if anything
     was not. docs/rabbitmq.md tells how a node takes over what --as rabbitmq or rabbitmq-4 gave.
     """
     from qindex.tools.salvage import salvage

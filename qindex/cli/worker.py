@@ -34,7 +34,7 @@ def worker_command(
     directory: Directory,
     queue: QueueName,
     processes: Annotated[
-        int, typer.Option(min=0, help="Run handlers in so many processes; 0: in threads.")
+        int, typer.Option(min=0, help="Run handlers in this many processes; 0: in threads.")
     ] = 0,
     concurrency: Annotated[
         int, typer.Option(min=1, help="Handlers that run at a time, in threads or coroutines.")
@@ -62,7 +62,7 @@ def worker_command(
     ] = 30.0,
     max_tasks: Annotated[
         int | None,
-        typer.Option(min=1, help="Replace a process after so many messages.", show_default=False),
+        typer.Option(min=1, help="Replace a process after this many messages.", show_default=False),
     ] = None,
     max_memory: Annotated[
         int | None,

@@ -322,7 +322,7 @@ class SharedEngine:
         """Reclaim the space of dead messages in the message store now.
 
         Returns:
-            What was reclaimed. None if there is no message store.
+            A report of the reclaimed space. None if there is no message store.
         """
         found: CompactionReport | None = wire.from_plain(
             self._home.call(None, ANY, wire.COMPACT)[0]

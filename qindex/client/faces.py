@@ -86,7 +86,7 @@ class AnyQueue(Protocol):
         """Take the next message. It stays in the queue until it is acknowledged."""
 
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key, without taking them: those that are ready or delayed."""
+        """Look at the ready and delayed messages with a key, without taking them."""
 
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None

@@ -108,7 +108,7 @@ class SharedOwner(Owner):
         self.make(calls.lease_request(self, delivery, seconds))
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
-        """Take back those that are not settled, as if they had not been delivered."""
+        """Take back the unsettled deliveries, as if they had not been delivered."""
         pairs = self.marked_back(deliveries)
         if pairs:
             self.home.call(None, ANY, wire.TAKE_BACK, pairs)
@@ -441,7 +441,7 @@ class SharedQueue(Opens):
         Args:
             delivery: A delivery of this queue that is not settled.
             queue: The name of the other queue, which is made if there is none.
-            headers: The message's new headers. None: those that it has.
+            headers: The message's new headers. None: its present ones.
             delay: Seconds before which it is not delivered there.
 
         Raises:
@@ -499,7 +499,7 @@ class SharedQueue(Opens):
             options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
 
         Returns:
-            What was moved, and what was left.
+            The numbers of moved and left messages.
         """
         from qindex.worker.redriving import redrive
 
@@ -678,7 +678,7 @@ class SharedConsumer:
         return result(reply) if reply[1] else reply[2:]
 
     def _end(self) -> None:
-        """Give the messages that were not handed out back to the server."""
+        """Return to the server the messages that were not handed out."""
         link, self._link = self._link, None
         ahead = self._ahead
         ahead.ready.clear()
@@ -696,7 +696,7 @@ class SharedConsumer:
             home.give(link)
 
     def _leave(self, link: Link) -> None:
-        """Give the messages that were not handed out back to the server. Nothing more is read from
+        """Return to the server the messages that were not handed out. Nothing more is read from
         the link."""
         with suppress(UnsentError):
             link.tell(wire.CANCEL, self._ahead.last_tag)

@@ -67,7 +67,7 @@ def _label(codec: Serializer) -> str:
 
 class Held:
     """The items that were got and are not done with: ``got``, each with the thread or task that has
-    it, oldest first, and those that settle themselves, ``taken``, by their seq_ids."""
+    it, oldest first, and the self-settling ones, ``taken``, by their seq_ids."""
 
     def __init__(self) -> None:
         self.got: deque[tuple[Any, Delivery]] = deque()
@@ -132,7 +132,7 @@ class Items:
 
 class _State(shared.Shared):
     """The state that the objects of one queue share: the mutex and its conditions, the items that
-    are held, and the number of those that are not done with."""
+    are held, and the number of items not done yet."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -247,9 +247,9 @@ class PersistentQueue(Items, _StandardQueue[Any]):
     An item that can't be made of its bytes any more goes to the queue ``dead_letter`` (default:
     the name and ``.unreadable``), and :class:`UnreadableItemError` says so, once.
 
-    All methods raise :class:`~journal.errors.ClosedError` after :meth:`close`, in threads that were
-    waiting then, too; and :class:`UsageError` in a signal's handler, or a finalizer, that is run in
-    the middle of a call of its own thread.
+    All methods raise :class:`~journal.errors.ClosedError` after :meth:`close`, also in threads that
+    were waiting. They raise :class:`UsageError` in a signal's handler or finalizer that runs in the
+    middle of a call of its own thread.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()

@@ -85,7 +85,7 @@ class FifoDiskQueue:
             raise StorageError(self.path, "the queue can't be opened", error) from error
         for name in taken:
             if name not in _MARKS.values():
-                raise UsageError(f"{self.path}: is no queue of ours: it holds {name!r}")
+                raise UsageError(f"{self.path}: is not a queue of qindex: it holds {name!r}")
         return taken
 
     def _mark(self, marks: list[str]) -> None:

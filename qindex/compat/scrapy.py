@@ -15,7 +15,7 @@ crawl needs to go on:
 * the fingerprint of a request, written after the request is in its queue. Killed in between, the
   request is scheduled twice, never not at all.
 
-So each request is handled at least once; those that were being worked on at the kill, twice.
+So each request is handled at least once, and a request in work at the kill twice.
 Requests that can't be serialized are kept in memory only, as Scrapy does it. A request that
 can't be revived, because its class or its callback has gone since, is logged and set aside in the
 queue ``requests.unreadable`` of the store; it is tried again at the next start.
@@ -352,7 +352,7 @@ class Scheduler(plain.Scheduler):
     _use: _Use | None = None
 
     def open(self, spider: Spider) -> Any:
-        """Open the queues, also those that a killed crawl left.
+        """Open the queues, also the ones a killed crawl left.
 
         Args:
             spider: The spider.

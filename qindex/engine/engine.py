@@ -583,8 +583,8 @@ class Engine:
         return self._priority_parts(name, raw, made)
 
     def _wake_others(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> None:
-        """Open the directories of the priorities above 0. Where one can't be opened, those that
-        were are closed again."""
+        """Open the directories of the priorities above 0. If one can't be opened, the others are
+        closed again."""
         try:
             for priority in self._priorities_there(raw):
                 made[priority] = self._wake_directory(
@@ -598,7 +598,7 @@ class Engine:
             raise
 
     def _with_priorities(self, queue: Queue, max_priority: int | Unset) -> Queue | None:
-        """See that a queue in use may have this ``max_priority``; give ``None`` where it has to be
+        """Check that a queue in use may have this ``max_priority``. Return None if it must be
         opened again, as a priority queue."""
         parts = queue._parts
         state = parts.state
@@ -637,7 +637,7 @@ class Engine:
         if not self.options.repair:
             index.journal.close(cut=False)
         resting = replace(resting, held=index.live)
-        self._take_note(resting, hashed, [found], "asking again goes on with what is there")
+        self._take_note(resting, hashed, [found], "asking again continues with the rest")
 
     def _take_note(
         self, resting: RestingQueue, hashed: str, findings: list[Finding], remedy: str
@@ -990,7 +990,7 @@ class Engine:
                 ``worker``.
             queue: The name of the queue that gets the messages.
             every: Seconds between two messages, at least 0.1, instead of ``cron``. The first one
-                comes after so many seconds.
+                comes after this many seconds.
             body: The body of each message.
             key: The key of each message.
             headers: The headers of each message.
@@ -1083,7 +1083,7 @@ class Engine:
         A background thread does it otherwise.
 
         Returns:
-            What was reclaimed. None if there is no message store.
+            A report of the reclaimed space. None if there is no message store.
 
         Raises:
             StorageError: The system refused; nothing is lost.
@@ -1193,7 +1193,7 @@ class Engine:
                         leave(self._fs)
 
     def _await_calls(self) -> None:
-        """Wait for the calls under way; those that wait for something themselves give up."""
+        """Wait for the calls under way. Calls that wait for something give up."""
         for parts in self._awake_parts():
             with parts.state.lock.anyway:
                 parts.state.notify_all()

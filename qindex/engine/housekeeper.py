@@ -162,7 +162,7 @@ class Housekeeper:
 
     def _flush_rested(self, now: float) -> bool:
         """Flush some of the queues that have been at rest for long enough, and put them to rest
-        again. Return whether there are more: those that ask for a flush have their turn first."""
+        again. Return whether there are more. Queues that ask for a flush have their turn first."""
         old = self._roster.rested_before(now - self._flush_idle, _RESTED_AT_ONCE)
         for queue in old:
             self._flush(queue.flusher)

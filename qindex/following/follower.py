@@ -284,7 +284,7 @@ class Follower:
         return store.next_seq(one, store.rules(one), seen)
 
     def _look(self) -> bool:
-        """Look for news once; tells whether to look again at once."""
+        """Look for news once. Return whether to look again at once."""
         if self._queue_fd < 0:
             try:
                 self._enter()

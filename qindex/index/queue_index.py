@@ -270,7 +270,7 @@ class QueueIndex(IndexReader):
     # -- deliver --------------------------------------------------------------------------------
 
     def deliver(self, seq: int) -> bool:
-        """Mark a ready entry as out; tells whether it was never delivered before.
+        """Mark a ready entry as out. Return whether it was never delivered before.
 
         Until :meth:`handed_out` it counts as not yet with its consumer. Raises
         :class:`StorageError`; nothing has changed then.

@@ -343,7 +343,7 @@ class Queue:
         return self._deliverer.peek(max_messages)
 
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key, without taking them: those that are ready or delayed.
+        """Look at the ready and delayed messages with a key, without taking them.
 
         The first call in a run reads the queue once, and each later call reads the messages
         published since. Queues whose messages nobody looks for pay nothing. `get(seq_id=)` takes a
@@ -478,7 +478,7 @@ class Queue:
         Args:
             delivery: The message, as it was delivered.
             queue: The name of the other queue, which is made if there is none.
-            headers: The message's new headers. None: those that it has.
+            headers: The message's new headers. None: its present ones.
             delay: Seconds before which it is not delivered there.
 
         Raises:
@@ -548,7 +548,7 @@ class Queue:
             options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
 
         Returns:
-            What was moved, and what was left.
+            The numbers of moved and left messages.
 
         Example:
             >>> failed.redrive(rate=100).moved

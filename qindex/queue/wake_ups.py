@@ -57,7 +57,7 @@ class Bell:
         return self._leave(gate)
 
     def _leave(self, gate: LockType) -> bool:
-        """Stop waiting at a gate; tells whether the bell has rung for it."""
+        """Stop waiting at a gate. Return whether the bell has rung for it."""
         assert self._gates is not None
         rung = gate not in self._gates
         self._gates.pop(gate, None)

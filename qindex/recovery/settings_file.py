@@ -45,7 +45,7 @@ def adopt_settings(
     repair: bool,
     are_there: bool = True,
 ) -> QueueSettings:
-    """Read the settings of the queue in ``directory``, and write those that are new.
+    """Read the settings of the queue in ``directory``, and write the new ones.
 
     ``are_there``: whether there may be a file of them; without one nothing is read.
     Raises as :func:`read_settings`, unless ``repair``: then damaged ones are set aside.

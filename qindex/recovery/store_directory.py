@@ -1,4 +1,4 @@
-"""Tell whether a directory is a store of ours, a RabbitMQ virtual host, or neither. Read its
+"""Classify a directory: a store of qindex, a RabbitMQ virtual host, or neither. Read its
 marker. Refuse to write to a directory that is only read."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"}) | SERVER_FILES
 
 
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
-    """Read the marker, or give ``None`` when there is none.
+    """Read the marker. Return None if there is none.
 
     Raises :class:`NotAStoreError` for one of a newer version, or of something else,
     :class:`DamageError` for one whose fields make no sense.

@@ -175,7 +175,7 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
 
 
 def wait_until_gone(directory: str, seconds: float) -> bool:
-    """Wait until no server has the directory; tells whether that came true."""
+    """Wait until no server has the directory. Return whether that happened."""
     deadline = monotonic() + seconds
     fd = place.open_directory(directory)
     try:

@@ -99,7 +99,7 @@ def convert(
         progress: Called with the messages converted and the messages in all.
 
     Returns:
-        What was converted.
+        A report of the conversion.
 
     Raises:
         UsageError: The arguments do not fit the directory.

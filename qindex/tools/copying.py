@@ -83,7 +83,7 @@ _TERM = 0x83
 
 def for_salvage(path: str, offset: int, what: str) -> DamageError:
     """Return the error for damage that must not be copied as it is."""
-    return DamageError(path, offset, f"{what} (salvage copies what is sound)")
+    return DamageError(path, offset, f"{what} (salvage copies the sound messages)")
 
 
 @dataclass

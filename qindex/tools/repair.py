@@ -59,7 +59,7 @@ def repair(directory: PathLike, out: PathLike, *, names: Iterable[str] = ()) -> 
         names: Queue names to try for directories that have lost theirs.
 
     Returns:
-        What was saved, and what was lost.
+        A report of the saved and lost messages.
 
     Raises:
         LockedError: A process has the store open.

@@ -86,7 +86,7 @@ def salvage(
         progress: Called with the messages saved and the messages in all.
 
     Returns:
-        What was saved, and what was lost.
+        A report of the saved and lost messages.
 
     Raises:
         UsageError: ``out`` is not empty or within ``directory``.

@@ -65,7 +65,7 @@ class Staging:
             raise StorageError(self.target, "can't be made", error) from error
 
     def _clear(self) -> None:
-        """Remove the files built so far. The next attempt removes those that can't be removed."""
+        """Remove the files built so far. The next attempt removes the rest."""
         with contextlib.suppress(OSError):
             remove_tree(self.fs, self._partial)
         leave(self.fs)

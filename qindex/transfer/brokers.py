@@ -172,7 +172,7 @@ class _Publisher:
         self._run()
 
     def publish(self, frames: list[tuple[str, str, Any, bytes]]) -> set[int]:
-        """Publish a batch; returns the places in it of those that the broker has confirmed."""
+        """Publish a batch. Return the places of the messages that the broker confirmed."""
         self.confirmed, self._returned = set(), False
         if not frames:
             return self.confirmed

@@ -10,7 +10,7 @@ Steps, for the target ``out.jsonl``::
 
 An export that was interrupted anywhere and is started again looks at all queues again, and writes
 what follows the last message of each that is in a whole chunk. So each message is in the file
-once, those that were published between the two runs also. A store may be in use meanwhile: the
+once, also if it was published between the two runs. A store may be in use meanwhile: the
 export leaves out a message that is acknowledged before it gets there.
 
 The parts are in a directory of this user's own, which is held open: another user who plants links
@@ -98,7 +98,7 @@ def export_messages(
         chunk_rows: Messages of a chunk.
 
     Returns:
-        What was exported.
+        A report of the export.
 
     Raises:
         UsageError: There is no such queue, or the file exists.
@@ -163,7 +163,7 @@ def stream_messages(
         progress: Called with the messages written and the messages in all.
 
     Returns:
-        What was exported.
+        A report of the export.
 
     Raises:
         UsageError: There is no such queue, or the format is another.

@@ -105,7 +105,7 @@ def import_messages(
         options: The keyword arguments of :func:`qindex.open`.
 
     Returns:
-        What was imported.
+        A report of the import.
 
     Raises:
         FormatError: A file can't be imported; nothing was done.

@@ -241,7 +241,7 @@ class QueueReader:
         )
 
     def summary_if_there(self) -> QueueSummary | None:
-        """Count, or give ``None`` when the queue is not there any more."""
+        """Count the messages. Return None if the queue no longer exists."""
         try:
             return self.summary()
         except UsageError:

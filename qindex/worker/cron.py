@@ -1,4 +1,4 @@
-"""When a schedule is due: by a cron expression in a time zone, or each so many seconds.
+"""When a schedule is due: by a cron expression in a time zone, or at an interval.
 
 A rule has one method, ``after(time)``: the first instant after a time. Instants are microseconds
 since 1970 UTC, so the days on which clocks change are the business of cron expressions alone.

@@ -36,8 +36,8 @@ FULL_PAUSE = 1.0
 class Retry(Exception):
     """Raised by a handler: deliver the message again.
 
-    ``delay``: after so many seconds; ``None``: after the queue's back-off. ``count=False`` uses up
-    no attempt.
+    ``delay``: seconds until then; ``None``: the queue's back-off. ``count=False`` uses up no
+    attempt.
 
     >>> raise Retry(delay=60, count=False)
     Traceback (most recent call last):
@@ -261,8 +261,7 @@ def log_cut(queue: str, seq_id: int) -> None:
 def log_failure(
     queue: str, seq_id: int, attempt: int, limit: int | None, outcome: Outcome, error: BaseException
 ) -> None:
-    """Write one line about an attempt that failed; its traceback is in the record for those that
-    show it (level DEBUG)."""
+    """Log a failed attempt in one line. The record has the traceback, for level DEBUG."""
     what = {"reject": "dead letter", "ack": "settled"}.get(outcome.verb, "retry")
     delay = outcome.arguments.get("delay")
     if what == "retry" and delay is not None:

@@ -68,7 +68,7 @@ def redrive(
         dry_run: Change nothing.
 
     Returns:
-        What was moved, and what was left.
+        The numbers of moved and left messages.
 
     Raises:
         QueueFullError: A queue has no room for its message. Those before it are put back.

@@ -96,7 +96,7 @@ class Worker:
             message without a handler is treated as if its handler had raised. A handler may settle
             its delivery, or raise :class:`Retry` or :class:`Reject`.
         concurrency: How many handlers run at a time, in threads or coroutines.
-        processes: If not 0, handlers run in so many processes, one in each. The handler must be
+        processes: If not 0, handlers run in this many processes, one in each. The handler must be
             importable, as with :mod:`multiprocessing`.
         retries: Attempts after the first: sets the queue's ``delivery_limit``.
         backoff: Sets the queue's ``backoff``.
@@ -108,11 +108,11 @@ class Worker:
         lease: Seconds of a lease that is extended as long as the handler runs. Needed only where
             others are to get the message while this process is suspended.
         slow_after: Seconds after which a running handler is logged once, with its stack.
-        max_tasks, max_memory: A process is replaced, between messages, after so many messages, or
+        max_tasks, max_memory: A process is replaced, between messages, after this many messages, or
             when it holds more bytes of memory.
         health: A file that is written every five seconds, for probes: the worker's figures and the
             time, in JSON.
-        batch: How many messages a handler's place takes at a time, if so many are ready, and
+        batch: How many messages a handler's place takes at a time, if this many are ready, and
             acknowledges at the end of the batch. More than 1 is for handlers that take less than a
             few milliseconds: if the worker is killed, those of a batch that were handled run again.
         until_empty: End when no message is ready.

@@ -192,7 +192,7 @@ class Schedule:
         return replace(begun, _next=begun._rule().after(now))
 
     def due(self, now: Microseconds) -> tuple[Schedule, list[Microseconds]]:
-        """Return what is due now.
+        """Return the schedule's due instants.
 
         Args:
             now: Microseconds since 1970 UTC.
@@ -256,10 +256,10 @@ def parse(delivery: Delivery, engine: AnyEngine | None = None) -> Schedule:
     """Return the schedule that a message is. Raises :class:`UsageError` for any other message."""
     kept = delivery.headers.get(_FIELDS)
     if not isinstance(kept, Mapping) or not {"name", "queue", "next"} <= kept.keys():
-        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is no schedule")
+        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is not a schedule")
     values = {name: kept[short] for name in _KEPT if (short := name.lstrip("_")) in kept}
     if not all(_is_sound(name.lstrip("_"), value) for name, value in values.items()):
-        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is no sound schedule")
+        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is not a sound schedule")
     return Schedule(**values, body=bytes(delivery.body), _engine=engine)
 
 
@@ -281,10 +281,10 @@ def _is_sound(name: str, value: object) -> bool:
 
 
 class _UnknownError(UsageError):
-    """There is no schedule of this name."""
+    """There is not a schedule of this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no schedule {name!r}")
+        super().__init__(f"there is not a schedule {name!r}")
 
 
 # -- changes --------------------------------------------------------------------------------------

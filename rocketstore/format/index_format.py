@@ -53,7 +53,7 @@ _MOST_TRIES = 10_000
 """Geometries that are tried in full: a damaged file may begin with anything."""
 
 Read = Callable[[int, int], bytes]
-"""Gives up to so many bytes of a file from a position on: ``read(position, length)``."""
+"""Reads up to ``length`` bytes of a file: ``read(position, length)``."""
 
 
 class IndexHeader:

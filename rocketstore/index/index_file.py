@@ -289,7 +289,7 @@ class IndexFile(MappedFile):
         return out
 
     def entries_from(self, number: int, count: int) -> npt.NDArray[np.void]:
-        """A copy of up to ``count`` entries from ``number`` on, those that count."""
+        """Copy up to ``count`` valid entries from ``number`` on."""
         last = min(self.header.count, self.entries)
         count = max(0, min(count, last - number))
         return self._copy(entry_at(self.slots, number), count, ENTRY_DTYPE)

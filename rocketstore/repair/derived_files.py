@@ -231,7 +231,7 @@ def _refuse_hole(log: CommitLog, end: int) -> None:
         return
     file = log.files.find(end)
     path = file.path if file is not None else log.files.directory
-    what = "no record stands here, but sound ones do behind it (open with repair=True)"
+    what = "there is no record here, but sound ones follow (open with repair=True)"
     raise DamageError(path, end % log.file_size, what)
 
 

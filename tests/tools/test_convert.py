@@ -119,7 +119,7 @@ def test_a_damaged_directory_is_refused_and_unchanged(tmp_path: Path) -> None:
     data[-9] ^= 4
     path.write_bytes(data)
     before = files(vhost)
-    with pytest.raises(qindex.DamageError, match="salvage copies what is sound"):
+    with pytest.raises(qindex.DamageError, match="salvage copies the sound messages"):
         convert(vhost, 1)
     assert {name: data for name, data in files(vhost).items() if "convert/" not in name} == before
     result = run("convert", vhost, "--to", 1)

@@ -326,7 +326,7 @@ def test_pause_resume_run_now_and_remove(world: World) -> None:
     assert world.engine.schedules() == {}
     assert len(world.tick(600)) == 1
     for call in (made.pause, made.resume, made.remove, made.run_now):
-        with pytest.raises(qindex.UsageError, match="there is no schedule 's'"):
+        with pytest.raises(qindex.UsageError, match="there is not a schedule 's'"):
             call()
 
 
@@ -362,7 +362,7 @@ def test_what_can_not_be_read_here_is_tried_again(
         without.setitem(sys.modules, "cronsim", None)
         assert world.tick(60) == seconds(60)
     assert "cronsim" in caplog.text
-    assert "no schedule" in caplog.text
+    assert "not a schedule" in caplog.text
     assert world.tick(10) == seconds(60)
     assert list(world.engine.schedules()) == ["s", "t"]
 

@@ -491,7 +491,7 @@ def test_a_full_dead_letter_queue_is_waited_for(tmp_path: Path) -> None:
         (handlers.handle, {"lease": "1"}, "lease is a number"),
         (handlers.handle, {"on_error": 3}, "on_error is a function"),
         (handlers.handle, {"health": 3}, "health must be the path of a file"),
-        (lambda delivery: None, {"processes": 1}, "a function of a module"),
+        (lambda delivery: None, {"processes": 1}, "a function that a process can import"),
         (handlers.handle, {"retries": -1}, "at least 0"),
         (handlers.handle, {"max_tasks": 3}, "for processes"),
         (handlers.handle, {"backoff": "linear"}, "backoff"),
@@ -500,7 +500,7 @@ def test_a_full_dead_letter_queue_is_waited_for(tmp_path: Path) -> None:
         ({"a": handlers.handle, "b": handlers.handle_soon}, {}, "or none is"),
         ("tests.worker.handlers", {}, "module:handler"),
         ("tests.worker.nothing:x", {}, "No module named"),
-        ("tests.worker.handlers:nothing", {}, "has no nothing"),
+        ("tests.worker.handlers:nothing", {}, "has no 'nothing'"),
         ("tests.worker.broken:handle", {}, r"NameError: name 'no_such_name'.*broken.py:3\)"),
     ],
 )

@@ -192,6 +192,6 @@ def _faults(balance: Balance) -> list[tuple[str, int, str]]:
         ("lost", balance.lost, "published, never acknowledged, not there"),
         ("acknowledged but back", balance.back, "delivered after their ack had returned"),
         ("order violations", balance.disorder, "too early, too late, or twice in one run"),
-        ("altered", balance.altered, "bodies that are not what was published"),
+        ("altered", balance.altered, "bodies that differ from the published ones"),
         ("seq_ids repeated", balance.repeated, "one number for two messages"),
     ]

@@ -55,7 +55,7 @@ def inspect_command(
     if os.path.isdir(file):
         raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
     if os.path.exists(file) and not os.path.isfile(file):
-        raise UsageError(f"{file}: is no regular file")
+        raise UsageError(f"{file}: is not a regular file")
     known = inspect_small(file) or inspect_pair(file)
     if known is not None:
         records, findings = known
