@@ -199,7 +199,7 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
     for declared in report.declarations:
         print_line(_declaration(declared))
     for path in report.quarantined:
-        print_note(f"set aside: {os.path.join(report.target, path)}")
+        print_note(f"quarantined: {os.path.join(report.target, path)}")
     print_line(
         f"{report.target}: {report.messages} messages in {len(report.queues)} queues, "
         f"{report.stored_messages} in the message store; {_verdict(report)}"

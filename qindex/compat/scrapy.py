@@ -427,7 +427,7 @@ class Scheduler(plain.Scheduler):
 
         done = bring_back(queue, put)
         if done:
-            _log.info("%d requests that had been set aside are scheduled again", done)
+            _log.info("%d unreadable requests are scheduled again", done)
         if len(queue):
             _log.warning(
                 "%s: %d requests can't be revived: they are in the queue %r, and are tried again "

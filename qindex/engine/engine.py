@@ -620,7 +620,7 @@ class Engine:
         """Return the state of a queue whose journal is not empty, once the queue is sound. Raises
         :class:`DamageError` for a loss, once: the next call goes on with the rest."""
         resting, findings = self._recovery.resume(resting)
-        remedy = "the bytes are set aside; asking again goes on with the rest"
+        remedy = "the bytes are quarantined; the next call goes on with the rest"
         self._take_note(resting, hashed, findings, remedy)
         return resting
 
@@ -637,7 +637,7 @@ class Engine:
         if not self.options.repair:
             index.journal.close(cut=False)
         resting = replace(resting, held=index.live)
-        self._take_note(resting, hashed, [found], "asking again continues with the rest")
+        self._take_note(resting, hashed, [found], "the next call continues with the rest")
 
     def _take_note(
         self, resting: RestingQueue, hashed: str, findings: list[Finding], remedy: str

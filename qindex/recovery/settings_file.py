@@ -58,7 +58,7 @@ def adopt_settings(
     except DamageError as damage:
         if not repair:
             raise
-        _log.error("%s: set aside; without them", damage)
+        _log.error("%s: quarantined; the queue has no settings", damage)
         quarantine(fs, path, 0, read_optional(fs, path) or b"")
         fs.unlink(path)
     settings = stored.changed(**given)

@@ -48,7 +48,7 @@ def mend_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
             save_sane(fs, path, content, depth)
         else:
             where = set_aside(fs, paths, path)
-        yield replace(finding, consequence=f"{finding.consequence}; set aside in {where}")
+        yield replace(finding, consequence=f"{finding.consequence}; quarantined in {where}")
 
 
 def _offset_files(paths: Paths) -> dict[str, int]:

@@ -410,7 +410,7 @@ def _end_of_log(parts: Parts, walk: LogWalk, log_repair: LogRepair) -> None:
                 Cause.CRASH if log_repair.explained else Cause.DAMAGE,
                 "there is no record here, but sound ones follow from offset "
                 f"{log_repair.survivor} on",
-                f"the log was cut here; its rest is set aside in {where}",
+                f"the log was cut here; its rest is quarantined in {where}",
             )
         )
     cut_log(parts, end)

@@ -108,7 +108,7 @@ class LogRepair:
         consequence = "it held nothing but zeros; the log goes on after it"
         if self._holds_data(file, start, end):
             where = save_span(parts.fs, parts.paths, parts.commitlog, start, end)
-            consequence = f"moved to {where}; the log goes on after it"
+            consequence = f"quarantined in {where}; the log goes on after it"
         view = parts.commitlog.files.mapped(file)
         file_end = file.start + file.size
         for offset, data in fill_records(start, end, file_end, store_time):
