@@ -19,7 +19,7 @@ at once, so that at any moment ``journal.jif`` is a whole journal.
 
 An open journal takes up to three file handles and the pages of its map. A queue that nobody uses
 needs neither: ``rest`` closes them, and the first touch opens them again. The file stays what it
-is. It keeps its room on disk, too, so that waking needs none on a full disk: consuming must work
+is. It also keeps its room on disk, so that waking needs none on a full disk: consuming must work
 there, because it makes room.
 """
 

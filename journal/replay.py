@@ -196,7 +196,7 @@ def _walk(
                 first, run_at = seq + 1, position
                 told = array("q", range(first - _PROBED, first))
                 if seqs[-_PROBED:] == told and kinds[-_PROBED:] == _PROBED * kinds[-1:]:
-                    # Those that told of it are a part of it: most journals are few runs, and
+                    # The runs that told of it are a part of it: most journals are few runs, and
                     # nothing is joined.
                     columns.take_back(_PROBED)
                     first -= _PROBED

@@ -225,7 +225,7 @@ class Compactor:
     # -- one round ----------------------------------------------------------------------------
 
     def run(self, *, roll: bool) -> CompactionReport:
-        """Delete and combine until nothing qualifies. With ``roll`` a dead current file goes, too.
+        """Delete and combine until nothing qualifies, with ``roll`` also a dead current file.
 
         Raises :class:`StorageError` when the disk is full or fails; nothing is lost by it.
         """

@@ -5,7 +5,7 @@ process loses nothing. ``sync`` makes all that was written before it survive pow
 are kept in memory only. After a crash they are counted anew from the queue indexes, so an index
 entry and its message are in two files that both have to be synced.
 
-A removal is a count in memory, too. But compaction then deletes the messages without a reference.
+A removal is also a count in memory. But compaction then deletes the messages without a reference.
 Before it does, it calls ``before_reclaim``, in which the engine makes the acknowledgements durable
 that led to the removals.
 """

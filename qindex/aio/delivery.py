@@ -189,7 +189,7 @@ class Delivery:
 class Batch(Sequence[Delivery]):
     """The result of :meth:`qindex.aio.queue.Queue.get_many`: deliveries in order of ``seq_id``.
 
-    Makes its deliveries as they are looked at; a slice of it is a batch, too, and ``+`` makes a
+    Makes its deliveries as they are looked at; a slice of it is also a batch, and ``+`` makes a
     list. ``bodies`` are there at no cost.
     """
 

@@ -49,7 +49,7 @@ _TURN = 255
 _ON_LOOP = 64 << 10
 """Messages with bodies up to this many bytes are published on the loop's thread."""
 _BATCH_ON_LOOP = 1 << 20
-"""Batches of this many bytes, too."""
+"""The same for batches: their bytes."""
 
 
 class Queue:
@@ -217,7 +217,7 @@ class Queue:
             )
             seq = await self._publish_with_room(publish, large=large, timeout=timeout)
         if durable:
-            # That is a turn for the others, too.
+            # That is also a turn for the others.
             await self._ports.here().durable(self._queue)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()

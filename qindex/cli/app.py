@@ -298,7 +298,7 @@ def _message_of(error: Any) -> str:
 
 
 def _fail(code: int, error: object) -> int:
-    # Earlier output comes before it on a terminal, too.
+    # Earlier output also comes before it on a terminal.
     with contextlib.suppress(OSError):
         flush()
     print_note(str(error))

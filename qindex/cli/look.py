@@ -37,7 +37,7 @@ def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of queues that begin so, for a shell's completion.
 
     Names with characters that a shell may act on are left out: some shells take what they are
-    offered as words of a command, and run what is in it.
+    offered as words of a command, and run its content.
     """
     try:
         names = StoreReader(str(context.params.get("directory", ""))).queue_names()
@@ -84,7 +84,7 @@ def list_command(
     """List the queues of a store, also of one in use or of a RabbitMQ node.
 
     DIR is a store's directory or that of a RabbitMQ virtual host. ready: messages that wait for a
-    consumer. unacked: those that are with one ("-": only the process tells that has the store
+    consumer. unacked: messages with a consumer ("-": only the process tells that has the store
     open). bytes: of the bodies. on disk: the files of the queue. version: of RabbitMQ's queue files
     (1+2: a node was stopped while it converted them). Settings are below the queues that have
     some.

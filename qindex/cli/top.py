@@ -101,7 +101,7 @@ def top_command(
 
     Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
     looks. Each look reads the index anew: a large store is looked at less often, so that this
-    takes a fifth of a processor. Keys: n m b p sort, q quits. Where standard output is no
+    takes a fifth of a processor. Keys: n m b p sort, q quits. Where standard output is not a
     terminal, or with --once or --json, one look is printed.
     """
     look = Look.take(directory)

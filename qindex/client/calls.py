@@ -635,7 +635,7 @@ class Ahead:
                 # As long as it takes: somebody settles one, or a lease ends.
                 seconds = min(_LONG_HELD, self.lease or _LONG_HELD)
             if not (yield (seconds,)) and not is_full:
-                # Those that came just now are before the reply.
+                # Messages that came just now are before the reply.
                 yield ANY, wire.WANT, True, self.last_tag
                 self.take_in(link, generation)
                 return bool(self.ready)

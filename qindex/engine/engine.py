@@ -801,7 +801,7 @@ class Engine:
         try:
             loaded = self._recovery.load_one(resting.directory)
         except DamageError as error:
-            # A damaged queue can be deleted, too.
+            # A damaged queue can also be deleted.
             _log.warning("%s: its messages stay in the message store until the next open", error)
             self._messages.miscounted = True
             return []
@@ -1125,7 +1125,7 @@ class Engine:
         if sys.is_finalizing():
             # A finalizer calls this at the end of the interpreter. Its threads were stopped
             # wherever they were, perhaps with locks taken, and nothing can be imported any more.
-            # What is on disk is what a killed process leaves.
+            # The disk is as a killed process leaves it.
             self._lock.refuse(ClosedError, f"{self.directory}: the interpreter has ended")
             return
         if self._closing.is_mine():

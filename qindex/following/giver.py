@@ -28,7 +28,7 @@ class Giver:
         self._plain: list[bytes] = []
 
     def stop(self) -> None:
-        """Stop, in the middle of a message, too. From any thread."""
+        """Stop, also in the middle of a message. From any thread."""
         self._stopped = True
         self._plain.clear()
 

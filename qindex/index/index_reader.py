@@ -487,7 +487,7 @@ class IndexReader:
 
     def all_stored_ids(self) -> list[bytes]:
         """Return the message ids of all entries not acknowledged whose messages are in the message
-        store, of those that can be read. Reads all segments."""
+        store, of the readable messages. Reads all segments."""
         found: list[bytes] = []
         for segment in self.segments.values():
             if not segment.loaded:

@@ -533,7 +533,7 @@ class Deliverer:
 
     def mark_out(self, batch: Batch, lease: float | None) -> bool:
         """Mark the messages of a batch as out. Messages that were delivered too often are taken out
-        of it, and it tells whether there were any. Lock held."""
+        of it, and it returns whether there were any. Lock held."""
         if not batch:
             return False
         state = self._state

@@ -297,7 +297,7 @@ def _settled(
         if not _same_start(fs, path, journal):
             return None
         if _bytes_at(fs, path, first.offset, length) != seen:
-            # All before it was there when it was read, so that is a moment, too.
+            # All before it was there when it was read, so that is also a moment.
             reading = read_soundly(path, healed.data[: first.offset], layout)
             break
     reading.findings[:0] = certain

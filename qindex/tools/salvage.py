@@ -183,7 +183,7 @@ class _Salvage:
         return _text_of(self._vhost)
 
     def _vhost_name(self) -> bytes:
-        """Find the virtual host's name; each queue's name file has it, too.
+        """Find the virtual host's name; each queue's name file also has it.
 
         A name that damage has made too long, or given a NUL, is none: no store opens with it.
         """

@@ -4,7 +4,7 @@ It is built in ``<NEW>.partial/``, beside its place, and renamed. A program that
 directory. The next program that makes the same NEW clears it and begins anew.
 
 That directory is this user's own, with mode 0700, and is held open: another user who has made it,
-or puts another in its place meanwhile, can't exchange the files built in it. So NEW, too, is for
+or puts another in its place meanwhile, can't exchange the files built in it. So NEW is also for
 this user alone.
 """
 

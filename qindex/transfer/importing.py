@@ -316,7 +316,7 @@ class _Import:
                     self._engine.queue(name, **given)
 
     def _publish(self, name: str, batch: list[Moved], done: int, at: _At) -> None:
-        """Publish the rest of a batch; ``done``: messages before those that are sorted with it."""
+        """Publish the rest of a batch; ``done``: messages before the ones sorted with it."""
         rest = batch[at[-1] :]
         queue = self._engine.queue(name)
         if isinstance(queue, SharedQueue):

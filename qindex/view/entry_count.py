@@ -212,7 +212,7 @@ class _Queue:
             found += end - self.next_seq
         for seq, msg_id in self.published.items():
             known = self._in_segments(seq, count)
-            # Where it is in a segment, too, a flush was cut short. Else it was published later.
+            # Where it is also in a segment, a flush was cut short. Else it was published later.
             found += known != msg_id if known else seq < end
         for seq in (self.delivered | self.acked) - self.published.keys():
             if self._in_segments(seq, count):

@@ -4,8 +4,8 @@ The directory may be in use (by our engine or a node), closed, or left by a cras
 written and no lock is taken. Of a queue in use one moment is shown, see
 :mod:`qindex.recovery.point_in_time`.
 
-A reader shows the messages that our engine or a node would deliver, in that order, and those that
-it would move to a dead-letter queue. It does not show those that it would drop (acknowledged,
+A reader shows the messages that our engine or a node would deliver, in that order, and the ones
+it would move to a dead-letter queue. It does not show messages that it would drop (acknowledged,
 expired, transient after a restart). Damage is reported in ``findings``; reading goes on after it.
 
 >>> import qindex, tempfile
@@ -99,9 +99,9 @@ Kind = Literal["qindex", "rabbitmq"]
 class QueueSummary:
     """One queue at one moment.
 
-    ``messages``: all that are in it. ``delayed``: those that are not due yet, and ``next_due``:
-    when the first of them is, in microseconds since 1970 UTC. ``ready``: those that wait for a
-    consumer; ``unacked``: those that are with one (:mod:`qindex.view.backlog`); both ``None`` where
+    ``messages``: all that are in it. ``delayed``: messages not due yet, and ``next_due``:
+    when the first of them is, in microseconds since 1970 UTC. ``ready``: messages that wait for a
+    consumer; ``unacked``: messages with one (:mod:`qindex.view.backlog`); both ``None`` where
     only the process tells that has the store open. ``delivered_before``: messages that were
     delivered and come again as redelivered if they are not acknowledged; ``None`` where a node was
     killed, which does not keep
@@ -171,7 +171,7 @@ class QueueReader:
         """Yield the messages as Arrow record batches, in the order and with the seq_ids of
         :meth:`entries`.
 
-        ``columns``: those that are wanted of :data:`qindex.view.message_batches.MESSAGES`, none for
+        ``columns``: the wanted ones of :data:`qindex.view.message_batches.MESSAGES`, none for
         all. What only others need is not read. Needs pyarrow. Raises as :meth:`entries`, and
         :class:`UsageError` for a column that there is not.
         """

@@ -403,7 +403,7 @@ class Worker:
             ended = threading.Event()
 
             def run_loop() -> None:
-                while not ended.is_set():  # a handler may stop the loop, too
+                while not ended.is_set():  # a handler may also stop the loop
                     loop.run_forever()
 
             thread = threading.Thread(target=run_loop, name="qindex loop", daemon=True)

@@ -268,7 +268,7 @@ _LATEST = 253_402_300_799 * SECOND
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """Return whether a schedule may have this value: others can publish to the queue, too."""
+    """Return whether a schedule may have this value: others can also publish to the queue."""
     if name in ("start", "next", "cursor", "last"):
         return type(value) is int and 0 <= value <= _LATEST
     if name == "every":
@@ -466,11 +466,11 @@ def schedules(engine: AnyEngine) -> dict[str, Schedule]:
 
 def by_name(found: Iterable[Delivery], engine: AnyEngine | None = None) -> dict[str, Schedule]:
     """Return the schedules that messages are, in the order of their names."""
-    # Beside a writer the message before is seen for a moment, too: the later one counts.
+    # Beside a writer the message before is also seen for a moment: the later one counts.
     in_order = sorted(found, key=lambda one: one.seq_id)
     named = {}
     for each in in_order:
-        with suppress(UsageError):  # the queue may have other messages, too
+        with suppress(UsageError):  # the queue may also have other messages
             one = parse(each, engine)
             named[one.name] = one
     return dict(sorted(named.items()))

@@ -114,7 +114,7 @@ class IndexFile(MappedFile):
 
     def read(self, position: int, length: int) -> bytes:
         """``length`` bytes of the file; bytes that it has lost at its end read as zeros, as
-        those that were never written. Raises :class:`StorageError`."""
+        the ones never written. Raises :class:`StorageError`."""
         if self._map is not None:
             return words.piece(self._map, position, position + length)
         return MappedFile.read(self, position, length).ljust(length, b"\0")
