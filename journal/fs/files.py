@@ -345,7 +345,7 @@ def is_there(fs: FileSystem, path: PathLike) -> bool:
 
 
 def names_in(fs: FileSystem, path: PathLike) -> list[str]:
-    """Return the names in a directory; none if there is not a directory. Raises
+    """Return the names in a directory; none if there is no directory. Raises
     :class:`OSError`."""
     try:
         return fs.listdir(path)

@@ -148,7 +148,7 @@ def _change(directory: str, name: str, method: str, done: str, as_json: bool) ->
     with open_here(directory) as engine:
         found = engine.schedules().get(name)
         if found is None:
-            raise UsageError(f"there is not a schedule {name!r}")
+            raise UsageError(f"there is no schedule {name!r}")
         getattr(found, method)()
     print_result(as_json, {"name": name, "done": done}, f"{done} {name}")
     return 0

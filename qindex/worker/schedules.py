@@ -284,7 +284,7 @@ class _UnknownError(UsageError):
     """There is not a schedule of this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is not a schedule {name!r}")
+        super().__init__(f"there is no schedule {name!r}")
 
 
 # -- changes --------------------------------------------------------------------------------------

@@ -326,7 +326,7 @@ def test_pause_resume_run_now_and_remove(world: World) -> None:
     assert world.engine.schedules() == {}
     assert len(world.tick(600)) == 1
     for call in (made.pause, made.resume, made.remove, made.run_now):
-        with pytest.raises(qindex.UsageError, match="there is not a schedule 's'"):
+        with pytest.raises(qindex.UsageError, match="there is no schedule 's'"):
             call()
 
 
