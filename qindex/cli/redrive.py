@@ -30,23 +30,22 @@ def redrive_command(
         typer.Option(
             "--filter",
             metavar="FIELD=PATTERN",
-            help="Only messages whose queue, reason, cause, key or header.NAME is like this, as "
-            "file names are like patterns. Several must all hold.",
+            help="Only messages whose queue, reason, cause, key or header.NAME matches, as file "
+            "names match patterns. All filters must match.",
             show_default=False,
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Messages a second at the most.", show_default=False)
+        float | None, typer.Option(help="The most messages per second.", show_default=False)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would move; change nothing.")
+        bool, typer.Option("--dry-run", help="Print what would move; change nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Put the messages of a dead-letter queue back into the queues that they died in.
 
-    Each moves in one step. Interrupted or killed, the command goes on with the rest when it is
-    given again.
+    Each message moves in one step. Run an interrupted redrive again to move the rest.
     """
     wanted = _filter_of(filters or [])
     name = known_queue(directory, queue)

@@ -26,9 +26,9 @@ def serve_command(
     ] = 0.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log to standard error.")] = False,
 ) -> int:
-    """Serve a store to the processes that open it with shared=True, until SIGTERM or SIGINT.
+    """Serve a store to processes that open it with shared=True, until SIGTERM or SIGINT.
 
-    For systemd and containers; elsewhere the first of these processes starts a server by itself.
+    Use it under systemd and in containers. Elsewhere the first process starts a server.
     """
     from qindex.server.__main__ import notify, serve
 

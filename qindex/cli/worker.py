@@ -78,7 +78,7 @@ def worker_command(
     durability: Annotated[
         str | None,
         typer.Option(
-            help="os or fsync, where no server has the store yet.", show_default="the server's"
+            help="os or fsync, if no server has the store yet.", show_default="the server's"
         ),
     ] = None,
     schedules: Annotated[
@@ -88,12 +88,12 @@ def worker_command(
         bool, typer.Option("--until-empty", help="End when no message is ready.")
     ] = False,
 ) -> int:
-    """Run a handler for each message of a queue, until SIGTERM or SIGINT; makes both store and
-    queue.
+    """Run a handler for each message of a queue, until SIGTERM or SIGINT.
 
-    A handler that raises has its message delivered again after a pause; after its last attempt it
-    goes to the dead-letter queue. Other processes can use the store meanwhile. A second signal
-    ends at once. Exits with 1 where handlers were still running at the end.
+    It makes both store and queue, and other processes can use the store meanwhile. If a handler
+    raises, its message is delivered again after a pause, and goes to the dead-letter queue after
+    its last attempt. A second signal ends at once. Exits 1 if handlers were still running at the
+    end.
     """
     sys.path.append(os.getcwd())  # last: nothing there takes the place of another module
     load_handlers(handler)  # or an error before anything is opened

@@ -49,7 +49,7 @@ def inspect_command(
 ) -> int:
     """Print the records of one file with their offsets.
 
-    After them, on standard error, a line for each place that makes no sense; then it exits 1.
+    Places that make no sense follow on standard error, a line each; then it exits 1.
     """
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
