@@ -533,7 +533,7 @@ class Deliverer:
 
     def mark_out(self, batch: Batch, lease: float | None) -> bool:
         """Mark the messages of a batch as out. Messages that were delivered too often are taken out
-        of it, and it returns whether there were any. Lock held."""
+        of it, and it tells whether there were any. Lock held."""
         if not batch:
             return False
         state = self._state
@@ -554,8 +554,8 @@ class Deliverer:
         return withheld
 
     def _hand_out_all(self, batch: Batch, lease: float | None) -> bool:
-        """Count the deliveries of a batch, and begin their leases. Return whether it took out
-        messages that were delivered too often. Lock held."""
+        """Count the deliveries of a batch, and begin their leases; tells whether some messages were
+        delivered too often, and were taken out of it. Lock held."""
         state = self._state
         again: dict[int, int] = {}
         known = state.returns
@@ -579,7 +579,7 @@ class Deliverer:
 
     def expire_head(self) -> int:
         """Drop the messages at the head whose time is up, or let them go to the dead-letter queue.
-        Return when the next one expires, in microseconds since 1970: 0 where it does not, or where
+        Gives when the next one expires, in microseconds since 1970: 0 where it does not, or where
         there is none. Lock held."""
         ahead = self._state.index.ahead
         while not ahead.is_empty() or self._fill(READ_AHEAD):

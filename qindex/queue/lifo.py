@@ -11,7 +11,7 @@ from qindex.queue.queue import Queue
 
 
 def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
-    """Take the newest ready message, or return None. It is settled as any other.
+    """Take the newest message that is ready, or give ``None``; it is settled as any other.
     ``waits``: whether the call may wait for a flush, or for the disk.
 
     Raises as :meth:`qindex.queue.queue.Queue.get`. O(1): about 50 us.
