@@ -379,10 +379,15 @@ class Queue:
     async def get_unless(
         self, timeout: float | None, lease: float | None, stopped: Callable[[], bool]
     ) -> Delivery | None:
-        """Take the next message, or return None as soon as ``stopped()`` is true.
+        """Take the next message, unless it is asked to stop.
 
         Args:
-            lease: Seconds in which to settle it. Then it returns to its place by itself.
+            timeout: Seconds to wait. None: forever.
+            lease: As in :meth:`get`.
+            stopped: The wait ends when it returns true.
+
+        Returns:
+            The delivery. None if no message came in time, or it was stopped.
         """
         deliverer = self._deliverer
         self._turn += 1
@@ -467,7 +472,16 @@ class Queue:
     async def await_settled(
         self, given: list[Delivery], timeout: float | None, stopped: Callable[[], bool]
     ) -> list[Delivery]:
-        """Wait for the first of these to be settled, or for ``stopped()``; return the others."""
+        """Wait until one of some deliveries is settled.
+
+        Args:
+            given: The deliveries.
+            timeout: Seconds to wait. None: forever.
+            stopped: The wait also ends when it returns true.
+
+        Returns:
+            The deliveries that are not settled.
+        """
         state = self._state
         deadline = deadline_after(timeout)
         while True:

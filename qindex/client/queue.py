@@ -656,8 +656,17 @@ class SharedConsumer:
             return run(self._ahead.await_one(link, link.generation, deadline), make)
 
     def make(self, request: Request) -> list[Any] | None:
-        """Settle a delivery through the connection of the consumer, where no other thread waits
-        there: the reply brings the next messages. None: it is to be done elsewhere."""
+        """Settle a delivery through the connection of the consumer.
+
+        The reply brings the next messages.
+
+        Args:
+            request: The request, whose deliveries came over this connection.
+
+        Returns:
+            The values of the reply. None if the request must go another way: the connection is
+            another one by now, or a thread waits on it.
+        """
         link = self._link
         if link is None or request[0] != link.generation or not link.is_clean:
             return None

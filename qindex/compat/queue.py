@@ -25,10 +25,24 @@ class Serializer(Protocol):
     """Turns items into bytes and back: ``pickle``, ``marshal``, ``json`` with bytes, ..."""
 
     def dumps(self, item: Any, /) -> bytes:
-        """Return an item as bytes."""
+        """Turn an item into bytes.
+
+        Args:
+            item: The item.
+
+        Returns:
+            The bytes.
+        """
 
     def loads(self, data: bytes, /) -> Any:
-        """Return the item that these bytes are."""
+        """Turn bytes into an item.
+
+        Args:
+            data: What ``dumps`` returned.
+
+        Returns:
+            The item.
+        """
 
 
 Codec = Literal["pickle", "bytes"] | Serializer

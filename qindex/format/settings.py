@@ -101,7 +101,8 @@ class QueueSettings:
     def changed(self, **given: Any) -> QueueSettings:
         """Return these settings with some of them changed.
 
-        Settings are given by name. None leaves a setting as it is, and :data:`UNSET` removes it.
+        Args:
+            given: New values by name. None leaves a setting as it is, :data:`UNSET` removes it.
 
         Returns:
             The new settings.

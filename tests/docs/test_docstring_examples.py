@@ -1,10 +1,11 @@
-"""The examples in the docstrings of public names run, in a store that each finds anew."""
+"""The docstrings of public names describe arguments; their examples run, each in a new store."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +22,23 @@ pytestmark = pytest.mark.interpreted  # compiled functions have no sources to nu
 _MODULES = [
     "qindex",
     "qindex.aio",
+    "qindex.aio.compat",
     "qindex.worker",
     "qindex.metrics",
     "qindex.transfer",
     "qindex.transfer.brokers",
+    "qindex.compat",
+    "qindex.compat.queuelib",
     "rocketstore",
     "msgstore",
     "journal.findings",
 ]
 _BEGIN_EMPTY = ("Queue.publish", "Store.put")
 """Methods whose examples show the first seq_id, or offset, of all."""
+
+
+_DESCRIBED_BY_OTHERS = {"AnyConsumer", "AnyEngine", "AnyQueue", "AnyTransaction"}
+"""Protocols whose docstrings name the classes that describe the arguments."""
 
 
 @dataclass
@@ -104,3 +112,37 @@ def test_an_example_runs(example: doctest.DocTest, tmp_path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert len(_EXAMPLES) > 25
+
+
+def _public_functions() -> Iterator[tuple[str, Any]]:
+    """Yield the public functions and methods, by their names."""
+    for module in map(importlib.import_module, _MODULES):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if inspect.isroutine(found):
+                yield f"{found.__module__}.{name}", found
+            if not inspect.isclass(found) or found.__qualname__ in _DESCRIBED_BY_OTHERS:
+                continue
+            for member, value in vars(found).items():
+                call = getattr(value, "__func__", value)
+                if not member.startswith("_") and inspect.isroutine(call):
+                    yield f"{found.__module__}.{found.__qualname__}.{member}", call
+
+
+def _arguments(call: Any) -> set[str]:
+    """Return the names of its arguments, without those that nobody passes."""
+    names = set(inspect.signature(call).parameters) - {"self", "cls"}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_public_docstrings_describe_each_argument() -> None:
+    seen = 0
+    for name, call in _public_functions():
+        text = inspect.getdoc(call)
+        assert text, f"{name} has no docstring"
+        arguments = _arguments(call)
+        described = set(re.findall(r"^ {4}(\w[\w, ]*): ", text, re.MULTILINE))
+        named = {one for group in described for one in group.split(", ")}
+        assert arguments <= named, f"{name} does not describe {arguments - named}"
+        seen += bool(arguments)
+    assert seen > 150
