@@ -504,7 +504,7 @@ class OpenTransaction:
 
     def _request(self, verb: int, *values: Any) -> Request:
         if self._at is None or self._is_over:
-            why = "is over" if self._is_over else "is used in a with block"
+            why = "is over" if self._is_over else "must be used in a with block"
             raise UsageError(f"the transaction {why}")
         self.check()
         return self._at[0], verb, self._at[1], *values

@@ -374,7 +374,7 @@ class Transaction:
 
     def _checked(self) -> Transactions:
         if not self._is_open:
-            why = "is over" if self._number else "is used in a with block"
+            why = "is over" if self._number else "must be used in a with block"
             raise UsageError(f"the transaction {why}")
         return self._all
 

@@ -176,13 +176,13 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not (0 < number < math.inf or (zero and number == 0)):
         above = "at least 0" if zero else "above 0"
-        raise UsageError(f"{name} is a number of seconds, {above}, not {value!r}")
+        raise UsageError(f"{name} must be a number of seconds, {above}, not {value!r}")
 
 
 def check_callable(name: str, value: object) -> None:
     """Raise :class:`UsageError` if ``value`` is neither None nor a callable."""
     if value is not None and not callable(value):
-        raise UsageError(f"{name} is a function, not {value!r}")
+        raise UsageError(f"{name} must be a function, not {value!r}")
 
 
 def wanted_settings(
