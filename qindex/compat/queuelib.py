@@ -80,7 +80,7 @@ class FifoDiskQueue:
             os.makedirs(self.path, exist_ok=True)
             taken = sorted(os.listdir(self.path))
         except (FileExistsError, NotADirectoryError) as error:
-            raise UsageError(f"{self.path}: is a file, no queue of ours") from error
+            raise UsageError(f"{self.path}: is a file, not a queue of qindex") from error
         except OSError as error:
             raise StorageError(self.path, "the queue can't be opened", error) from error
         for name in taken:

@@ -153,7 +153,7 @@ def _copy(
 
 
 def check_source(copy: StoreCopy, marker: layout.StoreMarker) -> None:
-    """Verify a store of ours that is to be copied. If a crash cut a move short, the messages that
+    """Verify a store of qindex that is to be copied. If a crash cut a move short, the messages that
     reached the dead-letter queue are left out of its source. Raises as :meth:`StoreCopy.check`."""
     directory = copy.reader.directory
     noted = noted_in(copy.fs, directory)

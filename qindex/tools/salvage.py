@@ -77,7 +77,7 @@ def salvage(
             changed.
         out: The new directory, empty or missing. From several virtual hosts it gets a store for
             each, under the name of its directory.
-        format: ``"qindex"``, a store of ours; ``"rabbitmq"``, a virtual host's directory for nodes
+        format: ``"qindex"``, a store; ``"rabbitmq"``, a virtual host's directory for nodes
             of 3.10 to 3.12; ``"rabbitmq-4"``, one for 4.0 and later. Records are kept as they are,
             but for ``"rabbitmq"`` those of 3.13 and later become what such a node delivers.
         names: Queue names to try for directories that have lost theirs.

@@ -84,7 +84,7 @@ class Verification:
     segment_entry_count: int | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings of all stores in the directory: of one of ours, of a virtual host's,
+        """Yield the findings of all stores in the directory: of one of qindex, of a virtual host's,
         or of all virtual hosts of a RabbitMQ node's directory.
 
         Raises :class:`NotAStoreError`, :class:`StorageError`,

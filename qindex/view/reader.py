@@ -153,7 +153,7 @@ class QueueReader:
     def entries(self) -> Iterator[Row]:
         """Yield the messages in order of delivery.
 
-        In a store of ours they have the seq_ids that the queue gave them. In a node's directory a
+        In a store of qindex they have the seq_ids that the queue gave them. In a node's directory a
         sub-queue of a priority queue has its own. All sub-queues are pinned at the first step;
         memory does not grow with the backlog (one segment and the journal at a time). Messages that
         are acknowledged, and whose segments are deleted, before this comes to them, are left out.
@@ -283,7 +283,7 @@ class StoreReader:
     """A store directory, read-only.
 
     ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: those outside the queues' own files.
-    ``marker``: the marker's content of a store of ours (given, where the file can't be read any
+    ``marker``: the marker's content of a store of qindex (given, where the file can't be read any
     more); ``vhost``: that of a virtual host's own files. The other one is ``None``.
     ``segment_entry_count``: of a virtual host whose ``.config`` does not say it.
     Raises :class:`NotAStoreError` for a file or a directory of something else (it names
