@@ -219,12 +219,12 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
                 yield _flipped(own, at)
                 following = position + HEAD_SIZE + -(-length // BLOCK) * _SUM.size
             elif not fits:
-                what = "no extent stands here"
+                what = "there is no extent here"
                 yield Finding(own, position, HEAD_SIZE, Cause.DAMAGE, what, lost)
                 return
             else:
                 what = f"the file ends at {len(data)}; it had at least {offset + length} bytes"
-                gone = "what stood behind its end is lost"
+                gone = "the content after its end is lost"
                 yield Finding(path, len(data), 0, Cause.DAMAGE, what, gone, Kind.TORN)
         end = offset + length
         extent_sums = _HEAD.pack(offset, length) + sums[position + HEAD_SIZE : following]

@@ -18,7 +18,7 @@ class Cause(enum.Enum):
 
     CRASH = "crash"
     """A crash of the process or the machine leaves this; open repairs it without asking. Findings
-    that are not damage at all (:attr:`Kind.OPEN_TO_OTHERS`) have this cause, too."""
+    that are not damage at all (:attr:`Kind.OPEN_TO_OTHERS`) also have this cause."""
     DAMAGE = "damage"
     """No crash leaves this (bit rot, a foreign file); open raises unless ``repair=True``."""
 
@@ -98,7 +98,7 @@ class Finding:
         return f"{self.path}: at offset {self.offset}, {self.length} bytes: {self.what}{tail}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the finding ready for JSON."""
         return {
             "path": self.path,
             "offset": self.offset,

@@ -19,7 +19,7 @@ at once, so that at any moment ``journal.jif`` is a whole journal.
 
 An open journal takes up to three file handles and the pages of its map. A queue that nobody uses
 needs neither: ``rest`` closes them, and the first touch opens them again. The file stays what it
-is. It keeps its room on disk, too, so that waking needs none on a full disk: consuming must work
+is. It also keeps its room on disk, so that waking needs none on a full disk: consuming must work
 there, because it makes room.
 """
 
@@ -61,7 +61,7 @@ _NEW_SUFFIX = ".new"
 _BULK = 64 << 10
 _IN_PLACE = 1 << 20
 _AHEAD = 64 << 10
-"""Bytes of zeros that are written ahead at a time: so many, or as many as the journal has."""
+"""Bytes of zeros that are written ahead at a time: this many, or as many as the journal has."""
 _MOST_AHEAD = 1 << 20
 """No more than this. Each write lets other threads run, and they come to wait for the queue's
 lock: with several on one queue that costs more than the zeros do."""
@@ -96,7 +96,7 @@ class Journal:
     for a batch of any size.
 
     ``map``: the mapped file. ``end``: offset past the last record. ``entries``: the reserve must
-    have room for the deliver and ack records of at least so many entries, from the next time on
+    have room for the deliver and ack records of at least this many entries, from the next time on
     that room is made. ``in_reserve``: the disk was full when room was needed last. ``at_rest``: no
     file is open. The next :meth:`make_room` opens it, and calls ``before_waking`` first.
     """
@@ -427,7 +427,7 @@ class Journal:
 
     @property
     def sync_durations(self) -> Durations:
-        """Return the durations of those that did not raise."""
+        """Return the durations of the syncs that did not raise."""
         return NO_DURATIONS if self._stopwatch is None else self._stopwatch.durations()
 
     def _sync_now(self) -> None:

@@ -29,7 +29,7 @@ _FIRST_STEP = DELIVER << TYPE_SHIFT
 _RUN_PROBE = 32
 _PROBED = _RUN_PROBE + 1
 _FIRST_LOOK = 256
-_LONGEST_LOOK = 1 << 14  # the arrays made of so many records stay in the processor's cache
+_LONGEST_LOOK = 1 << 14  # the arrays made of this many records stay in the processor's cache
 _NO_KINDS = np.empty(0, np.uint8)
 _NO_NUMBERS = np.empty(0, np.int64)
 
@@ -196,7 +196,7 @@ def _walk(
                 first, run_at = seq + 1, position
                 told = array("q", range(first - _PROBED, first))
                 if seqs[-_PROBED:] == told and kinds[-_PROBED:] == _PROBED * kinds[-1:]:
-                    # Those that told of it are a part of it: most journals are few runs, and
+                    # The runs that told of it are a part of it: most journals are few runs, and
                     # nothing is joined.
                     columns.take_back(_PROBED)
                     first -= _PROBED

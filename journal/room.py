@@ -35,7 +35,7 @@ def make_room(
     """Make room for ``room`` bytes after ``position``, and the reserve, in a file of ``had``
     bytes; return a map of all but the reserve, and how many bytes the file has now.
 
-    ``entries``: the reserve is to have room for delivers and acks of so many at least. Raises
+    ``entries``: the reserve is to have room for delivers and acks of this many at least. Raises
     :class:`OSError`.
     """
     step = min(max(position, FIRST_CAPACITY), _MAX_STEP)

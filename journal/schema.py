@@ -27,7 +27,7 @@ def _no_parts(_value: Any) -> list[tuple[str, Any, Shape]]:
 class Shape:
     """The values that a field may have; ``wanted`` says them in words, for an error.
 
-    ``fits`` tells whether a value itself is right, whatever its parts are; ``inner`` gives its
+    ``fits`` checks a value itself, whatever its parts are; ``inner`` gives its
     parts: name, value, and shape of each.
     """
 
@@ -79,7 +79,7 @@ def Text(most: int, least: int = 0) -> Shape:
 
 
 def FileName(most: int) -> Shape:
-    """A text of at most so many bytes that is one name in a directory."""
+    """A text of at most this many bytes that is one name in a directory."""
     text = Text(most)
 
     def fits(value: Any) -> bool:

@@ -106,4 +106,4 @@ class SumFile:
             with opened(self._fs, self.path, os.O_WRONLY) as fd:
                 self._fs.truncate(fd, self._at)
         except OSError as error:
-            _log.warning("%s: the room behind its end can't be cut off: %s", self.path, error)
+            _log.warning("%s: the room after its end can't be cut off: %s", self.path, error)

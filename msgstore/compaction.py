@@ -1,4 +1,4 @@
-"""Give the space of dead messages back, while readers and writers go on.
+"""Reclaim the space of dead messages while readers and writers go on.
 
 A file without a live message is deleted. Files with more garbage than is allowed are combined:
 
@@ -225,7 +225,7 @@ class Compactor:
     # -- one round ----------------------------------------------------------------------------
 
     def run(self, *, roll: bool) -> CompactionReport:
-        """Delete and combine until nothing qualifies. With ``roll`` a dead current file goes, too.
+        """Delete and combine until nothing qualifies, with ``roll`` also a dead current file.
 
         Raises :class:`StorageError` when the disk is full or fails; nothing is lost by it.
         """
@@ -375,7 +375,7 @@ class Compactor:
             raise failure from error
 
     def _switch(self, key: int, size: int, moves: list[_Move]) -> int:
-        """Point the index at the copies; return the number of those that were still wanted."""
+        """Point the index at the copies; return the number of copies that were still wanted."""
         state = self._state
         moved = 0
         with state.lock:

@@ -44,7 +44,7 @@ TAIL_FLAG = 1 << 36
 QUARANTINE = "quarantine"
 NODE_STATE_NAMES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 """Files that a RabbitMQ node leaves at a clean stop and believes at its next start. A writer that
-changes the store removes them first (the node does so, too), in this order."""
+changes the store removes them first (so does the node), in this order."""
 
 _LAYOUT = struct.Struct(">Q16s")
 

@@ -1,9 +1,9 @@
 """Where each message is and how many references it has, in memory.
 
 Two parts. The *base* holds the messages of the open: rows sorted by message id, in flat columns
-that are taken from a snapshot as they are, 40 bytes a message. The *overlay* holds those that came
-since: a dict from the id to one integer that packs file, offset, size and references; both are
-invisible to the garbage collector. Measured: 40 bytes a message after open, 130 to 175 in the
+that are taken from a snapshot as they are, 40 bytes a message. The *overlay* holds later messages:
+a dict from the id to one integer that packs file, offset, size and references. Both are invisible
+to the garbage collector. Measured: 40 bytes a message after open, 130 to 175 in the
 overlay (16-byte key, integer, and the dict's slot, whose share depends on how full the dict is).
 
 Not thread-safe; the owner's lock guards it.

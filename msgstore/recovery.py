@@ -404,7 +404,7 @@ class Recovery:
         if scan.size == scan.end or not scan.orderly:
             return  # a disorderly file has no live record any more and is deleted soon
         path = self._path(key)
-        failing = storage_errors(path, "can't be cut behind its last record")
+        failing = storage_errors(path, "can't be cut after its last record")
         with failing, opened(self._fs, path, os.O_RDWR) as fd:
             self._fs.truncate(fd, scan.end)
             self._fs.fdatasync(fd)

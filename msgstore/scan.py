@@ -83,7 +83,7 @@ def scan_file(
     max_record: int = MAX_RECORD,
     verify: bool = False,
 ) -> FileScan:
-    """Scan one file, at the speed of its headers; with ``verify`` every record is checked, too.
+    """Scan one file, at the speed of its headers; with ``verify`` also check every record.
 
     ``max_record`` is the longest record, in bytes, that a search believes in. Raises
     :class:`StorageError` when the file can't be read.

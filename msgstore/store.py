@@ -5,7 +5,7 @@ process loses nothing. ``sync`` makes all that was written before it survive pow
 are kept in memory only. After a crash they are counted anew from the queue indexes, so an index
 entry and its message are in two files that both have to be synced.
 
-A removal is a count in memory, too. But compaction then deletes the messages without a reference.
+A removal is also a count in memory. But compaction then deletes the messages without a reference.
 Before it does, it calls ``before_reclaim``, in which the engine makes the acknowledgements durable
 that led to the removals.
 """
@@ -108,25 +108,41 @@ class MessageStore:
         read_only: bool = False,
         verify: bool = False,
     ) -> MessageStore:
-        """Open the store in ``directory``, which is made if need be.
+        """Open the store in ``directory``, and make one if there is none.
 
-        With the ``snapshot`` of a clean shutdown nothing is scanned. Else ``references`` (message
-        id -> count, from the queue indexes) tells which records are wanted, and all files are
-        scanned; ``findings`` then lists the problems and ``missing`` the ids without a
-        sound record. Leftovers of a crash are put right; for damage see ``repair``.
+        With the ``snapshot`` of a clean shutdown nothing is scanned. Otherwise all files are
+        scanned: ``findings`` lists the problems, and ``missing`` the ids without a sound record.
+        Leftovers of a crash are repaired.
 
-        ``verify``: every record that is scanned is read and checked, of the newest files up to
-        1 GiB; to be asked for after a loss of power, which may leave any of them damaged that was
-        not synced. Without it only the last file's are.
+        Args:
+            directory: The store's directory.
+            references: Counts by message id, from the queue indexes: the records that are wanted.
+            snapshot: What :meth:`snapshot` returned at the last clean shutdown.
+            check: Called with an id and a record; returns what is wrong with it, or None.
+            poison: Refuses further writes after a failed one, for all parts of the engine.
+            fs: The file system.
+            file_size_limit: Size at which a file rolls.
+            max_message_bytes: The largest record.
+            max_open_files: Idle file handles to keep.
+            garbage_ratio: Share of dead bytes above which files are compacted.
+            compaction_bytes_per_second: Limit on what compaction copies. None: no limit.
+            before_reclaim: Called before files are deleted, from any thread, without a lock of the
+                store.
+            background: Compact in a thread. Without it only :meth:`compact` reclaims.
+            repair: Copy damaged bytes to ``quarantine/`` and go on.
+            read_only: Change nothing, and never raise for damage.
+            verify: Read and check every scanned record in the newest files, up to 1 GiB. Use it
+                after a power failure, which may damage any record that was not synced. Without it
+                only the last file's records are checked.
 
-        ``before_reclaim`` is called, without any lock of the store but from any thread, before
-        files are deleted; with ``background=False`` only :meth:`compact` reclaims.
-        ``max_open_files``: handles that are kept when they are idle. ``repair`` copies damaged
-        bytes to ``quarantine/`` and goes on, where otherwise :class:`DamageError` is raised.
-        ``read_only`` changes nothing and never raises for damage.
+        Returns:
+            The store.
 
-        Raises :class:`StaleSnapshotError` (open again without it), :class:`DamageError`,
-        :class:`StorageError`, :class:`UsageError`.
+        Raises:
+            StaleSnapshotError: The snapshot does not fit the files; open without it.
+            DamageError: The files are damaged, and ``repair`` is false.
+            StorageError: The system refused.
+            UsageError: An argument is wrong.
         """
         if not 0 < garbage_ratio < 1:
             raise UsageError(f"garbage_ratio is {garbage_ratio}, not between 0 and 1")
@@ -183,9 +199,14 @@ class MessageStore:
 
     @staticmethod
     def erase(directory: PathLike, fs: FileSystem = REAL) -> None:
-        """Delete all records of a store that is not open: a transient one, at each start.
+        """Delete all records of a store that is not open. Other files stay.
 
-        Foreign files stay. Raises :class:`StorageError`.
+        Args:
+            directory: The store's directory.
+            fs: The file system.
+
+        Raises:
+            StorageError: The system refused.
         """
         try:
             known = [(classify_name(name), name) for name in fs.listdir(directory)]
@@ -207,38 +228,66 @@ class MessageStore:
     # -- writing ------------------------------------------------------------------------------
 
     def write(self, msg_id: bytes, record: bytes, references: int = 1) -> None:
-        """Store a record under ``references`` references; the operating system has it on return.
+        """Store a record. The operating system has it on return.
 
-        If the store has the message the references are added, and nothing is written. One
-        append, O(len(record)). Do not hold a lock that ``before_reclaim`` needs: the call may
-        wait (0.25 s at most) for compaction to make room.
+        If the store has the message, the references are added and nothing is written. Do not hold a
+        lock that ``before_reclaim`` needs: the call may wait up to 0.25 s for compaction.
+        O(len(record)).
 
-        Raises :class:`StorageError` (nothing is recorded), :class:`WritesRefusedError`,
-        :class:`UsageError`.
+        Args:
+            msg_id: The id, 16 bytes.
+            record: The record.
+            references: The number of references to it.
+
+        Raises:
+            StorageError: The system refused; nothing is recorded.
+            WritesRefusedError: An earlier write failed.
+            UsageError: The record is too large, or the store is read-only.
         """
         self._check_writable()
         self._compactor.make_room(len(record))
         self._writer.write(msg_id, record, references)
 
     def write_new(self, msg_id: bytes, parts: Sequence[bytes]) -> None:
-        """Store a record under one reference, as :meth:`write` does. It is given in parts, the
-        last of them the largest; nothing is looked up: the id must be a new one."""
+        """Store a record in parts, under a new id and one reference.
+
+        Nothing is looked up, so the id must be a new one.
+
+        Args:
+            msg_id: The id, 16 bytes.
+            parts: The parts of the record, the largest one last.
+
+        Raises:
+            StoreError: As :meth:`write`.
+        """
         self._check_writable()
         size = sum(map(len, parts))
         self._compactor.make_room(size)
         self._writer.write_new(msg_id, parts, size)
 
     def write_many(self, items: Sequence[tuple[bytes, bytes, int]]) -> None:
-        """Store ``(msg_id, record, references)`` of each item, in one append for each MiB.
+        """Store several records, in one append for each MiB. All or none.
 
-        All or none: after an error none of them is in the store. Raises as :meth:`write`.
+        Args:
+            items: ``(msg_id, record, references)`` of each.
+
+        Raises:
+            StoreError: As :meth:`write`. None of them is in the store.
         """
         self._check_writable()
         self._compactor.make_room(sum(len(record) for _, record, _ in items))
         self._writer.write_many(items)
 
     def add_references(self, msg_id: bytes, count: int = 1) -> None:
-        """Count ``count`` references more. Raises :class:`MissingMessageError`."""
+        """Add references to a message.
+
+        Args:
+            msg_id: The id, 16 bytes.
+            count: The number of new references.
+
+        Raises:
+            MissingMessageError: The store does not have the message.
+        """
         self._check_writable()
         if count < 1:
             raise UsageError(f"{count} references can't be added")
@@ -247,9 +296,13 @@ class MessageStore:
                 raise MissingMessageError(self._state.directory, msg_id)
 
     def remove(self, msg_ids: Iterable[bytes]) -> None:
-        """Take away one reference of each id; a message without any is garbage at once.
+        """Remove one reference of each message. Without any, a message is garbage.
 
-        Raises :class:`MissingMessageError` for unknown ids; the others are done.
+        Args:
+            msg_ids: The ids, 16 bytes each.
+
+        Raises:
+            MissingMessageError: Some ids are unknown; the others are done.
         """
         self._check_writable()
         state = self._state
@@ -270,7 +323,14 @@ class MessageStore:
             raise MissingMessageError(state.directory, *unknown)
 
     def remove_one(self, msg_id: bytes) -> None:
-        """Take away a reference, as :meth:`remove` does."""
+        """Remove one reference of a message.
+
+        Args:
+            msg_id: The id, 16 bytes.
+
+        Raises:
+            MissingMessageError: The store does not have the message.
+        """
         self._check_writable()
         state = self._state
         worth = Worth.NOTHING
@@ -286,21 +346,31 @@ class MessageStore:
     def sync(self) -> None:
         """Make all that was written before this call durable. Callers share one sync.
 
-        Raises :class:`StorageError`, after which the store takes no more writes.
+        Raises:
+            StorageError: The system refused. The store takes no more writes.
         """
         self._check_writable()
         self._writer.sync()
 
     def is_syncing_here(self) -> bool:
-        """Return whether the calling thread is in the middle of a :meth:`sync`."""
+        """Return whether the calling thread is inside :meth:`sync`."""
         return self._writer.is_syncing_here()
 
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, msg_id: bytes) -> bytes:
-        """The record, verified by the store's check.
+        """Return a record, verified by the store's check.
 
-        Raises :class:`MissingMessageError`, :class:`DamageError`, :class:`StorageError`.
+        Args:
+            msg_id: The id, 16 bytes.
+
+        Returns:
+            The record.
+
+        Raises:
+            MissingMessageError: The store does not have the message.
+            DamageError: The record is damaged.
+            StorageError: It can't be read.
         """
         with self._state.lock:
             place, handle = self._find(msg_id)
@@ -323,9 +393,17 @@ class MessageStore:
         return record
 
     def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
-        """A record as it is on disk, frame included: path, offset, bytes. Nothing is checked.
+        """Return a record as it is on disk, frame included, unchecked.
 
-        Raises :class:`MissingMessageError`, :class:`StorageError`.
+        Args:
+            msg_id: The id, 16 bytes.
+
+        Returns:
+            The path of its file, its offset there and its bytes.
+
+        Raises:
+            MissingMessageError: The store does not have the message.
+            StorageError: It can't be read.
         """
         state = self._state
         with state.lock:
@@ -335,8 +413,14 @@ class MessageStore:
             return path, offset, pread_all(state.fs, handle.fd, total, offset)
 
     def read_many(self, msg_ids: Iterable[bytes]) -> list[bytes | StoreError]:
-        """Return the records in the order of the ids. An unreadable record is replaced by its
-        error."""
+        """Return many records, in the order of the ids.
+
+        Args:
+            msg_ids: The ids, 16 bytes each.
+
+        Returns:
+            The records. An unreadable one is replaced by its error.
+        """
         state = self._state
         state.check_open()
         wanted = list(msg_ids)
@@ -395,21 +479,41 @@ class MessageStore:
             return len(self._state.locations)
 
     def references(self, msg_id: bytes) -> int:
-        """Count the references of a message; 0 if the store does not have it."""
+        """Return the number of references of a message.
+
+        Args:
+            msg_id: The id, 16 bytes.
+
+        Returns:
+            The number; 0 if the store does not have the message.
+        """
         location = self.locate(msg_id)
         return 0 if location is None else location.references
 
     def locate(self, msg_id: bytes) -> Location | None:
-        """Where the record is now; ``msgstore.format.file_name`` names the file."""
+        """Return where a record is now.
+
+        Args:
+            msg_id: The id, 16 bytes.
+
+        Returns:
+            Its location, whose file ``msgstore.format.file_name`` names. None if it is unknown.
+        """
         with self._state.lock:
             return self._state.locations.get(msg_id)
 
     # -- the rest -----------------------------------------------------------------------------
 
     def compact(self) -> CompactionReport:
-        """Reclaim now, in this thread, until nothing qualifies. ``before_reclaim`` is called.
+        """Reclaim now, in this thread, until nothing qualifies.
 
-        Raises :class:`StorageError` when the disk is full or fails; nothing is lost by it.
+        It calls ``before_reclaim``.
+
+        Returns:
+            A report of the reclaimed space.
+
+        Raises:
+            StorageError: The disk is full or fails; nothing is lost.
         """
         self._check_writable()
         try:
@@ -418,7 +522,11 @@ class MessageStore:
             raise ClosedError(f"{self._state.directory}: closed while compacting") from error
 
     def stats(self) -> StoreStats:
-        """Figures as of now."""
+        """Return the store's figures at this moment.
+
+        Returns:
+            The figures.
+        """
         state = self._state
         with state.lock:
             return StoreStats(
@@ -437,13 +545,18 @@ class MessageStore:
         return self._compactor.is_mine()
 
     def stop_compaction(self) -> None:
-        """Let the background thread end, and :meth:`compact` in other threads: nothing is
-        reclaimed any more."""
+        """End the background thread. Nothing is reclaimed any more, here or elsewhere."""
         self._compactor.close()
 
     def snapshot(self) -> bytes:
-        """The state for :meth:`open` after a clean shutdown: after the last write and
-        :meth:`sync`, before :meth:`close`. Stops compaction, so that no file changes any more."""
+        """Return the state for :meth:`open` after a clean shutdown.
+
+        Call it after the last write and :meth:`sync`, and before :meth:`close`. It stops
+        compaction, so that no file changes any more.
+
+        Returns:
+            The snapshot.
+        """
         self._check_writable()
         self._compactor.close()
         with self._state.lock:
@@ -451,7 +564,7 @@ class MessageStore:
             return dump_snapshot(state.locations, state.summary, self._writer.next_file)
 
     def close(self) -> None:
-        """Stop compaction and close the files. Makes nothing durable; see :meth:`sync`."""
+        """Stop compaction and close the files. Sync before: this makes nothing durable."""
         if self._state.closed:
             return
         self._compactor.close()

@@ -271,6 +271,9 @@ def open(
         segment_entry_count: Entries of a segment in a new directory. None: 16,384. With
             ``read_only``, those of a virtual host's directory that has lost its ``.config``.
 
+    Returns:
+        The engine, a context manager that closes itself.
+
     Raises:
         NotAStoreError: ``directory`` is a file, or holds something else.
         LockedError: Another process has it open; the error has its pid. With ``shared``: a

@@ -1,6 +1,6 @@
 """Check, at import, that no file of a user hides our own packages.
 
-They have names that others use, too: a ``journal.py`` beside a program comes first for Python.
+Others use their names as well: a ``journal.py`` beside a program comes first for Python.
 """
 
 from __future__ import annotations

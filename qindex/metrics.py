@@ -130,7 +130,15 @@ _MESSAGE_STORE: list[Column[MessageStoreSummary]] = [
 def store_families(
     queues: Sequence[QueueSummary], messages: MessageStoreSummary | None
 ) -> list[Family]:
-    """Return what the files of a store tell; ``messages``: of its message store, if it has one."""
+    """Return the figures that the files of a store show.
+
+    Args:
+        queues: The summaries of the queues.
+        messages: The summary of the message store, if there is one.
+
+    Returns:
+        The families of samples.
+    """
     families = table("qindex_queue_", _SUMMARY, [(_labels(one.name), one) for one in queues])
     families += _settings((one.name, one.settings) for one in queues)
     if messages is not None:
@@ -139,7 +147,14 @@ def store_families(
 
 
 def engine_families(stats: EngineStats) -> list[Family]:
-    """Return the figures of an engine; counters are since each queue was opened."""
+    """Return the figures of an engine. Counters start when a queue is opened.
+
+    Args:
+        stats: What ``engine.stats()`` returned.
+
+    Returns:
+        The families of samples.
+    """
     labelled = [(_labels(one.name), one) for one in stats.queues]
     families = table("qindex_queue_", _STATS, labelled)
     families += _settings((one.name, one.settings) for one in stats.queues)
@@ -232,7 +247,14 @@ def _histogram(labels: Mapping[str, str], taken: Durations) -> Iterator[Sample]:
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """Return the text form: for each family its help and type, then a line for each sample."""
+    """Return figures in Prometheus's text form.
+
+    Args:
+        families: The families of samples.
+
+    Returns:
+        For each family its help and type, then a line for each sample.
+    """
     return "".join(_lines(families))
 
 
@@ -276,9 +298,15 @@ class _Collector:
 
 
 def collector(engine: Engine) -> _Collector:
-    """Return a collector for ``prometheus_client.REGISTRY.register``, which asks it at each scrape.
+    """Return a collector for ``prometheus_client.REGISTRY.register``.
 
-    Needs prometheus_client (extra ``prometheus``). A scrape after the engine was closed, or in a
-    forked child, finds no figures of it.
+    A scrape after the engine was closed, or in a forked child, finds no figures. Needs the extra
+    ``prometheus``.
+
+    Args:
+        engine: The engine to ask at each scrape.
+
+    Returns:
+        The collector.
     """
     return _Collector(engine)

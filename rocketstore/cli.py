@@ -35,7 +35,7 @@ rocket_app: typer.Typer = typer.Typer(
 Directory = Annotated[Path, typer.Argument(help="The store's directory.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Queue = Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue id.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 for all.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many; 0 for all.")]
 Slots = Annotated[int | None, typer.Option(min=1, help="Slots of an index file.")]
 Entries = Annotated[int | None, typer.Option(min=2, help="Entries of an index file.")]
 
@@ -139,7 +139,7 @@ def query(
     key: str,
     begin: Annotated[int, typer.Option(help="Stored at or after (ms since 1970).")] = 0,
     end: Annotated[int, typer.Option(help="Stored at or before (ms since 1970).")] = TIME_MAX,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Newest so many.")] = 32,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest N.")] = 32,
     raw: Annotated[
         bool, typer.Option("--raw", help="As RocketMQ answers: hash twins too.")
     ] = False,
@@ -174,7 +174,7 @@ def offset(
         by_number = place.isascii() and place.isdigit() and len(place) < 32
         message = store.lookup(int(place) if by_number else place)
         if message is None:
-            raise UsageError(f"{directory}: no message stands at {place}")
+            raise UsageError(f"{directory}: there is no message at {place}")
         _finish(_print(iter([_row(message)]), as_json))
 
 
@@ -225,7 +225,7 @@ def rebuild_index_command(
     directory: Directory,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="First set aside what is damaged, so that the rest is read."),
+        typer.Option("--repair", help="First quarantine damaged bytes, so that the rest is read."),
     ] = False,
     slots: Slots = None,
     entries: Entries = None,

@@ -191,7 +191,7 @@ def make_properties(
         try:
             joined[name] = "".join(column)
         except TypeError as error:
-            raise UsageError(f"{name}: a value is no text") from error
+            raise UsageError(f"{name}: a value is not a text") from error
     if not several:
         data = encode_properties(common)
         return data, _same_keys(count, topic, common)

@@ -27,7 +27,7 @@ from rocketstore.state import Change, StoreState
 PENDING_MAX = 4096
 """So many single puts are dispatched at once: the call that comes next waits no longer."""
 _FEW = 24 if build() == INTERPRETED else PENDING_MAX
-"""Up to so many messages, one by one is faster than columns."""
+"""Up to this many messages, one by one is faster than columns."""
 _SPACE = 32
 
 

@@ -101,7 +101,7 @@ class GetResult:
                 ):
                     found.append(body)
                     continue
-            # The rare ones, and those that are damaged.
+            # Rare and damaged messages.
             found.append(StoredMessage(data[at:end], words.int64_at(units, unit)).body)
         return found
 

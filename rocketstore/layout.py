@@ -160,7 +160,8 @@ def _look_queues(
         directory = os.path.join(paths.consumequeue, topic)
         for name in _listdir(fs, directory):
             if not (name.isascii() and name.removeprefix("-").isdigit()):
-                strangers.append(Stranger(os.path.join(directory, name), "is no queue directory"))
+                where = os.path.join(directory, name)
+                strangers.append(Stranger(where, "is not a queue directory"))
                 continue
             key = (topic, int(name))
             starts, strange, found = scan_directory(fs, os.path.join(directory, name), size)

@@ -51,7 +51,7 @@ class StoreLock(LockFile):
             self.open(os.O_RDWR | os.O_CREAT, self._take)
             taken = True
         except (FileNotFoundError, NotADirectoryError):
-            raise NotAStoreError(f"{os.path.dirname(path)}: is no directory") from None
+            raise NotAStoreError(f"{os.path.dirname(path)}: is not a directory") from None
         except OSError as error:
             raise StorageError(path, "can't be locked", error) from error
         finally:

@@ -106,7 +106,7 @@ class Parts:
         log.warning("%s", finding)
 
     def look_at_log(self, *, dirty: bool = False) -> DamageError | None:
-        """Look whether another program has taken away files of the log, all or those that are not
+        """Look whether another program has taken away files of the log, all or the ones not
         synced; return an error for the last one. Raises :class:`StorageError`."""
         files = self.commitlog.files
         error = None

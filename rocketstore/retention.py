@@ -42,11 +42,23 @@ class Retention:
             )
 
     def is_due(self, now: float, disk_used: float, *, manual: bool) -> bool:
-        """Whether expired files are to be deleted now (seconds since 1970; share from 0 to 1)."""
+        """Return whether expired files are to be deleted now.
+
+        Args:
+            now: Seconds since 1970.
+            disk_used: The used share of the disk, 0 to 1.
+            manual: Whether a caller asked for it.
+        """
         return (
             manual or disk_used > self.disk_ratio or time.localtime(now).tm_hour in self.delete_when
         )
 
     def is_expired(self, now: float, modified: float, disk_used: float) -> bool:
-        """Whether a file last modified at that time may go."""
+        """Return whether a file may be deleted.
+
+        Args:
+            now: Seconds since 1970.
+            modified: When the file was last modified, in seconds since 1970.
+            disk_used: The used share of the disk, 0 to 1.
+        """
         return disk_used > self.force_ratio or now - modified >= self.hours * 3600

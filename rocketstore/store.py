@@ -51,10 +51,21 @@ from rocketstore.state import StoreState
 
 
 def open_store(path: PathLike, **options: Any) -> Store:
-    """Open a store directory, made if there is none. Keyword arguments: :class:`Options`.
+    """Open a store directory, and make one if there is none.
 
-    Raises :class:`journal.errors.LockedError`, :class:`NotAStoreError`, :class:`DamageError`,
-    :class:`StorageError` and, for options that can't be, :class:`UsageError`.
+    Args:
+        path: The directory.
+        options: The fields of :class:`Options`.
+
+    Returns:
+        The store.
+
+    Raises:
+        LockedError: A process has it open.
+        NotAStoreError: It holds something else.
+        DamageError: It is damaged beyond what recovery repairs.
+        StorageError: The system refused.
+        UsageError: An option is wrong.
     """
     try:
         chosen = Options(**options)
@@ -159,6 +170,9 @@ class Store:
                 ``reconsume_times``, ``prepared_transaction_offset``, and ``wait``: False, or the
                 property WAIT=false, does not wait for the disk under ``durability="fsync"``.
 
+        Returns:
+            Where the message is.
+
         Raises:
             UsageError: Input is over a limit.
             StorageError: The disk is full; nothing was stored.
@@ -202,6 +216,9 @@ class Store:
             born_host: The publisher's address. None: this host's.
             wait: Wait for the disk under ``durability="fsync"``.
 
+        Returns:
+            Where the messages are.
+
         Raises:
             StoreError: As :meth:`put`. All input is checked before anything is stored, but a disk
                 that fills up in the middle leaves the first messages stored.
@@ -224,9 +241,26 @@ class Store:
         store_host: str | bytes | tuple[str, int] | None = None,
         wait: bool = True,
     ) -> BatchResult:
-        """Store a batch as RocketMQ's client batches are: ``(flag, body, properties)`` each, all
-        in one file, together at most ``max_message_size``; the batch's own properties follow each
-        message's. No transactions, no delays.
+        """Store a batch as RocketMQ's clients do: all in one file, or nothing.
+
+        Together the messages have at most ``max_message_size`` bytes. No transactions, no delays.
+
+        Args:
+            topic: The topic.
+            messages: ``(flag, body, properties)`` of each.
+            queue_id: The queue's number in the topic.
+            properties: Properties of the batch, added to each message's.
+            sys_flag: RocketMQ's bits of all messages.
+            born_timestamp: Milliseconds since 1970. None: now.
+            born_host: The publisher's address. None: this host's.
+            store_host: The store's address. None: this host's.
+            wait: Wait for the disk under ``durability="fsync"``.
+
+        Returns:
+            Where the messages are.
+
+        Raises:
+            StoreError: As :meth:`put`.
         """
         return self._batch_putter.put_batch(
             topic, messages, queue_id, properties, sys_flag, born_timestamp, born_host, store_host,
@@ -234,8 +268,12 @@ class Store:
         )  # fmt: skip
 
     def sync(self) -> None:
-        """Make every put that returned durable against power loss. Raises
-        :class:`WritesRefusedError` when that failed before, :class:`StorageError` when now."""
+        """Make every put that returned durable against power loss.
+
+        Raises:
+            StorageError: The system refused.
+            WritesRefusedError: An earlier sync failed.
+        """
         check_alone(self._state.lock)
         self._state.check_writable()
         self._log_sync.commit()
@@ -264,6 +302,9 @@ class Store:
             tags: ``"A || B"``, matched by hash.
             most: RocketMQ's cap on the messages of one answer.
             max_bytes: RocketMQ's cap on the bytes of one answer.
+
+        Returns:
+            The messages, the status, and the offset to ask for next.
 
         Example:
             >>> store.get("orders", 0, 0).messages[0].body
@@ -296,6 +337,9 @@ class Store:
 
         Args:
             offset: A physical offset, or an offset message id.
+
+        Returns:
+            The message, or None.
         """
         if isinstance(offset, str):
             offset = parse_message_id(offset)[1]
@@ -339,6 +383,9 @@ class Store:
             end: Stored at or before this time.
             exact: Only messages that really have the key, each once. False: what RocketMQ answers,
                 at most 64, with hash twins and duplicates among them, and times in seconds.
+
+        Returns:
+            The messages, oldest first.
         """
         if not isinstance(key, str) or (exact and not key):
             raise UsageError("the key is empty or no text")
@@ -374,6 +421,9 @@ class Store:
             timestamp: Milliseconds since 1970.
             as_rocketmq: Answer as 4.9.3 does: the nearest unit within one file, which it picks by
                 modification time.
+
+        Returns:
+            The ordinal.
         """
         ask = reading.offset_by_time_as_rocketmq if as_rocketmq else reading.offset_by_time
         with self._state.lock:
@@ -387,6 +437,9 @@ class Store:
             topic: The topic.
             queue_id: The queue's number in the topic.
             queue_offset: The ordinal.
+
+        Returns:
+            The message, or None.
         """
         with self._state.lock:
             missing = self._dispatcher.catch_up_or_less()
@@ -402,6 +455,9 @@ class Store:
             topic: The topic.
             queue_id: The queue's number in the topic.
             offset: The ordinal of the first one.
+
+        Yields:
+            The messages, in order.
         """
         while True:
             with self._state.lock:
@@ -415,7 +471,11 @@ class Store:
             offset = after
 
     def queues(self) -> dict[QueueKey, tuple[int, int]]:
-        """``(topic, queue id)`` to its min and max offset, for each queue that has messages."""
+        """Return the queues that have messages.
+
+        Returns:
+            The min and max offset by ``(topic, queue id)``.
+        """
         with self._state.lock:
             self._dispatcher.catch_up()
             return {
@@ -474,13 +534,20 @@ class Store:
             topic: The topic.
             queue_id: The queue's number in the topic.
             broadcast: As in :meth:`commit_offset`.
+
+        Returns:
+            The next ordinal of the group, or -1.
         """
         with self._state.lock:
             self._state.check_open()
             return self._offsets_of(broadcast).fetch(group, topic, queue_id)
 
     def consumer_offsets(self) -> dict[str, dict[int, int]]:
-        """``topic@group`` to queue id to next offset."""
+        """Return the committed offsets of all groups.
+
+        Returns:
+            The next offset by queue id, by ``topic@group``.
+        """
         with self._state.lock:
             return {name: dict(offsets) for name, offsets in self._offsets.table.items()}
 

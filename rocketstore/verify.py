@@ -160,7 +160,7 @@ def _strangers(paths: Paths, layout: Layout) -> Iterator[Finding]:
         kind = Kind.TORN if one.is_short else Kind.FOREIGN_FILE
         lost = "not used"
         if one.start in layout.short and one.path.startswith(paths.commitlog):
-            lost = "what stood behind its end is lost"
+            lost = "the content after its end is lost"
         yield Finding(one.path, 0, 0, Cause.DAMAGE, one.what, lost, kind)
     size = layout.commitlog_file_size
     for left, right in itertools.pairwise(layout.readable):
@@ -247,7 +247,7 @@ class _Check:
             # The last one is where the log ends.
             yield from self._torn_end(holes.skipped.pop())
         for offset in holes.skipped:
-            yield self._damage(offset, "no record stands here, but sound ones follow")
+            yield self._damage(offset, "there is no record here, but sound ones follow")
         self._whole = self._whole and not holes.skipped
         return walk
 
@@ -262,7 +262,7 @@ class _Check:
         moved = np.flatnonzero(records.offsets != records.positions + base)
         if len(moved):
             at = base + int(records.positions[moved[0]])
-            yield self._damage(at, "a record says that it stands elsewhere")
+            yield self._damage(at, "a record says that it is elsewhere")
 
     def _odd_times(self, records: Records, base: int) -> Iterator[Finding]:
         """Find store times that are far from those before and after, which agree."""

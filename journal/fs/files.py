@@ -499,7 +499,7 @@ def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:
 
 
 def unlink_if_there(fs: FileSystem, path: PathLike) -> bool:
-    """Remove a name; tells whether it was there. Raises other :class:`OSError`."""
+    """Remove a name. Return whether it was there. Raises other :class:`OSError`."""
     try:
         fs.unlink(path)
     except FileNotFoundError:

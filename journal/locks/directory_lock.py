@@ -71,7 +71,7 @@ class LockFile:
 
     def release(self) -> None:
         """Release the lock; can be repeated. The file stays: removing it would race with the
-        next owner, and a broker leaves it, too."""
+        next owner, and a broker leaves it as well."""
         try:
             if self._fd is not None:
                 # Whoever else has the file open: a child that was forked in the middle of this.
@@ -149,7 +149,7 @@ def is_held(fs: FileSystem, path: PathLike) -> bool:
             try:
                 if not fs.lock_shared(fd):
                     return True
-                fs.unlock(fd)  # a child that was forked just now has the file open, too
+                fs.unlock(fd)  # a child forked just now also has the file open
                 return False
             except OSError:
                 return True

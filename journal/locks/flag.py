@@ -38,7 +38,7 @@ class Flag:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, or ``timeout`` seconds are over; tells whether it is set."""
+        """Wait until it is set, at most ``timeout`` seconds. Return whether it is set."""
         deadline = None if timeout is None else monotonic() + timeout
         while not self._is_set:
             left = -1.0 if deadline is None else min(deadline - monotonic(), TIMEOUT_MAX)

@@ -43,7 +43,7 @@ class Rank(IntEnum):
 
 class LockOrder:
     """The locks of one engine, or of one store of :mod:`rocketstore` (which has places of its own):
-    tells whether a thread has one of a place in the order."""
+    returns whether a thread has one of a place in the order."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Callable[[], bool]]] = []
@@ -51,7 +51,7 @@ class LockOrder:
         self._checks: dict[tuple[int, Callable[[], NoReturn]], Callable[[], None]] = {}
 
     def add(self, rank: int, is_mine: Callable[[], bool]) -> Callable[[], None]:
-        """Take in a lock, or many of one place; ``is_mine`` tells whether the calling thread has
+        """Take in a lock, or many of one place; ``is_mine`` returns whether the calling thread has
         it. Returns a check to call before waiting for it; the check raises :class:`UsageError`."""
         self._held.append((rank, is_mine))
         return self.checked(rank)

@@ -6,7 +6,7 @@ message. So eight threads on one queue spend their time in the system, waking ea
 
 With a patient lock one waiting thread at most tries to take it, now and then, and says so; the
 others wait for their turn to try. The holder finishes its call, is refused the lock at its next
-one, and waits for its turn, too. The interpreter switches threads every 5 ms only, so a thread has
+one, and also waits for its turn. The interpreter switches threads every 5 ms only, so a thread has
 the lock for thousands of calls in a row.
 
 A signal's handler may raise anywhere in here; then the lock knows whether it must be released.
@@ -24,7 +24,7 @@ from journal.memory import words
 _PAUSE = 1e-3
 """Seconds between two tries of the thread that tries, where no release wakes it."""
 _ALONE = 256
-"""The lock is plain again after so many calls of :meth:`PatientLock.choose` without a waiter."""
+"""The lock is plain again after this many calls of :meth:`PatientLock.choose` without a waiter."""
 
 
 class PatientLock(CallLock):

@@ -106,7 +106,7 @@ class GroupCommit:
                 self._lead(me)
                 return
             interrupt = me.sleep()
-            # A leader, too, wakes the rest of the chain it stood in before it is busy with the
+            # A leader also wakes the rest of the chain it stood in before it is busy with the
             # disk.
             if me.next is not None:
                 me.next.call()

@@ -24,7 +24,7 @@ cdef extern from *:
     }
     static inline void json_free(json_text *to) { PyMem_Free(to->data); }
 
-    /* Gives the bytes of the character of UTF-8 at `from`, which is none of ASCII; 0 for none. */
+    /* Return the length of the non-ASCII UTF-8 character at `from`, or 0 if there is none. */
     static inline int json_character(const unsigned char *from, Py_ssize_t left) {
         unsigned char first = from[0];
         int size = first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : first < 0xF5 ? 4 : 0, at;

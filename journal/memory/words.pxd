@@ -101,7 +101,7 @@ cdef extern from *:
     }
 
     /* xxh3 of 64 bits: the function in C of the package of Python, without a call of Python where
-       its library names it. Gives -1 with an exception set. */
+       its library names it. Return -1 with an exception set. */
     typedef uint64_t (*words_xxh3_type)(const void *, size_t);
     static inline words_xxh3_type words_xxh3(void) {
         static words_xxh3_type found = NULL;
@@ -227,7 +227,7 @@ cdef inline bytes join_record(
         raise TypeError("a body must be bytes")
     size = len(<bytes> body)
     if len(start) != 12:
-        raise IndexError("what stands before the timestamp has 12 bytes")
+        raise IndexError("the part before the timestamp has 12 bytes")
     if size > 0xffffffff - 20 - between:
         raise OverflowError("a record has at most 4 GiB")
     if sum_at < 0 or sum_at > 52 + between + size:

@@ -22,7 +22,7 @@ Cancellation loses and doubles nothing:
   the confirm, for a flush), it stops waiting: the message is in the queue, once.
 * ``get`` takes a message after its last suspension. Cancelled, it has taken none, and the
   next waiter is woken in its place.
-* ``ack``, ``nack`` and ``reject`` are done before their first suspension, too.
+* ``ack``, ``nack`` and ``reject`` are also done before their first suspension.
 """
 
 from __future__ import annotations

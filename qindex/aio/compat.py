@@ -38,7 +38,7 @@ from qindex.queue.queue import take_last
 __all__ = ["PersistentLifoQueue", "PersistentQueue"]
 
 _TURN = 63
-"""One put in so many + 1 lets the loop's other tasks have their turn, and a flush catch up."""
+"""One put in this many + 1 lets the loop's other tasks have their turn, and a flush catch up."""
 
 
 def _this_task() -> asyncio.Task[Any] | None:
@@ -82,7 +82,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
     it or, if that one holds none, by any: oldest first; :meth:`take` gives an item that settles
     itself. Items got and not done with come again, first, when the queue is opened the next
     time; at open, ``join`` waits for all that is there. After :meth:`close` all raise
-    :class:`~journal.errors.ClosedError`, those that were waiting, too.
+    :class:`~journal.errors.ClosedError`, also calls that were waiting.
     """
 
     _order = "first in, first out"
@@ -134,7 +134,18 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         serializer: Codec = "pickle",
         dead_letter: str | None = None,
     ) -> Self:
-        """Make one without stopping the loop; a cancellation closes it again."""
+        """Open the queue in a thread. A cancelled open closes it again.
+
+        Args:
+            directory: The store.
+            maxsize: The most items; 0 for no limit.
+            name: The queue in the store.
+            serializer: ``"pickle"``, ``"bytes"``, or an object with ``dumps`` and ``loads``.
+            dead_letter: The queue for items that can't be read. None: the name and ``.unreadable``.
+
+        Returns:
+            The queue.
+        """
         make = partial(
             cls, directory, maxsize, name=name, serializer=serializer, dead_letter=dead_letter
         )
@@ -177,36 +188,47 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
     # What its users call.
 
     def qsize(self) -> int:
-        """Items that are waiting."""
+        """Return the number of waiting items."""
         self._check_open()
         return len(self._core)
 
     def empty(self) -> bool:
-        """Whether there are none."""
+        """Return whether no item is waiting."""
         return not self.qsize()
 
     def full(self) -> bool:
-        """Whether there are ``maxsize`` of them."""
+        """Return whether ``maxsize`` items are waiting."""
         self._check_open()
         return 0 < self.maxsize <= len(self._core)
 
     async def put(self, item: Any) -> None:
-        """Put an item; waits for room."""
+        """Put an item, and wait for room.
+
+        Args:
+            item: The item.
+        """
         with _cancelled_first():
             await super().put(item)
         if not self._puts & _TURN:
             await self._aio._rest()
 
     async def get(self) -> Any:
-        """Get an item; waits for one."""
+        """Get an item, and wait for one.
+
+        Returns:
+            The item.
+        """
         with _cancelled_first():
             return await super().get()
 
     async def take(self) -> Taken:
         """Get an item that settles itself: ``with await jobs.take() as job``.
 
-        It is done with at the end of the block, which no ``task_done`` is called for, and comes
-        again, first, when the block raises or is cancelled.
+        It is done at the end of the block, without ``task_done``. If the block raises or is
+        cancelled, it comes again, first.
+
+        Returns:
+            The item, for a ``with`` block.
         """
         item = await self.get()
         _, delivery = self._held.got.pop()  # the get has ended just now
@@ -227,14 +249,17 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         self._core._settler.ack(delivery, waits=False)
 
     def task_done(self) -> None:
-        """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
-        called more often than there were items, as :meth:`asyncio.Queue.task_done` does."""
+        """Mark an item as done: it does not come again.
+
+        Raises:
+            ValueError: It was called more often than there were items.
+        """
         self._check_open()
         self._held.finish(_this_task(), self._ack)
         super().task_done()
 
     async def join(self) -> None:
-        """Wait until all items are done with."""
+        """Wait until all items are done."""
         self._check_open()
         await super().join()
         self._check_open()

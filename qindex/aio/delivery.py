@@ -93,8 +93,14 @@ class Delivery:
         return self._plain.value
 
     def value_as(self, kind: type[T]) -> T:
-        """Return the value as a dataclass or a pydantic model; see
-        :meth:`qindex.queue.delivery.Delivery.value_as`."""
+        """Return the value as a dataclass or a pydantic model.
+
+        Args:
+            kind: The class.
+
+        Returns:
+            An object of ``kind``.
+        """
         return self._plain.value_as(kind)
 
     @property
@@ -118,25 +124,44 @@ class Delivery:
         return self._plain.settled
 
     async def ack(self) -> None:
-        """Acknowledge; see :meth:`qindex.aio.queue.Queue.ack`."""
+        """Acknowledge: the message never comes back."""
         await self._queue.ack(self)
 
     async def nack(self, *, delay: float | None = None, count: bool = True) -> None:
-        """Requeue the message, to be delivered again; see :meth:`qindex.aio.queue.Queue.nack`."""
+        """Requeue the message at its place, to be delivered again.
+
+        Args:
+            delay: Seconds before which it is not delivered again. None: the queue's ``backoff``.
+            count: Whether this delivery counts towards the ``delivery_limit``.
+        """
         await self._queue.nack(self, delay=delay, count=count)
 
     async def reject(self, reason: str | None = None) -> None:
-        """Refuse for good; see :meth:`qindex.aio.queue.Queue.reject`."""
+        """Refuse the message for good: it becomes a dead letter, or is dropped.
+
+        Args:
+            reason: A text for the reader of the dead letter.
+        """
         await self._queue.reject(self, reason)
 
     async def move(
         self, queue: str, *, headers: Mapping[str, Any] | None = None, delay: float | None = None
     ) -> None:
-        """Put it into another queue; see :meth:`qindex.aio.queue.Queue.move`."""
+        """Put the message into another queue, all or nothing.
+
+        Args:
+            queue: The name of the other queue, which is made if there is none.
+            headers: The message's new headers. None: its present ones.
+            delay: Seconds before which it is not delivered there.
+        """
         await self._queue.move(self, queue, headers=headers, delay=delay)
 
     async def extend_lease(self, seconds: float) -> None:
-        """Keep it for ``seconds`` from now; see :meth:`qindex.aio.queue.Queue.extend_lease`."""
+        """Let the lease end ``seconds`` from now.
+
+        Args:
+            seconds: The new time that is left.
+        """
         await self._queue.extend_lease(self, seconds)
 
     async def __aenter__(self) -> Delivery:
@@ -164,7 +189,7 @@ class Delivery:
 class Batch(Sequence[Delivery]):
     """The result of :meth:`qindex.aio.queue.Queue.get_many`: deliveries in order of ``seq_id``.
 
-    Makes its deliveries as they are looked at; a slice of it is a batch, too, and ``+`` makes a
+    Makes its deliveries as they are looked at; a slice of it is also a batch, and ``+`` makes a
     list. ``bodies`` are there at no cost.
     """
 

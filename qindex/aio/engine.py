@@ -65,9 +65,17 @@ class Engine:
         return self._engine.closed
 
     async def queue(self, name: str, **settings: Any) -> Queue:
-        """Return the queue of this name; makes it when there is none.
+        """Return the queue of this name, and make it if there is none.
 
-        ``settings`` as :meth:`qindex.engine.engine.Engine.queue` takes them. Raises as it does.
+        Args:
+            name: The name of the queue.
+            settings: The keyword arguments of :meth:`qindex.Engine.queue`.
+
+        Returns:
+            The queue.
+
+        Raises:
+            UsageError: The name or a setting is wrong.
         """
         known = self._queues.get(name) if isinstance(name, str) else None
         if known is not None and not settings and not _is_over(known._queue):
@@ -83,8 +91,17 @@ class Engine:
         return await self._aside(self._engine.queue_names)
 
     async def delete_queue(self, name: str) -> int:
-        """Delete a queue; returns how many messages it held. See
-        :meth:`qindex.engine.engine.Engine.delete_queue`."""
+        """Delete a queue and its messages.
+
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The number of messages it held.
+
+        Raises:
+            UsageError: There is no such queue.
+        """
         count = await self._aside(partial(self._engine.delete_queue, name))
         self._queues.pop(name, None)
         return count
@@ -96,8 +113,18 @@ class Engine:
         *,
         lease: float | None = None,
     ) -> Delivery | None:
-        """Take the next message of the first of several queues that has one; see
-        :meth:`qindex.engine.engine.Engine.get`. It is taken after the last suspension."""
+        """Take the next message of the first of several queues that has one.
+
+        The message is taken after the last suspension, so a cancelled call has taken nothing.
+
+        Args:
+            queues: Queues of this engine, or their names.
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The delivery, whose ``queue_name`` says where it is from. None if none came in time.
+        """
         given = [
             await self.queue(one) if isinstance(one, str) else one
             for one in listed(queues, "queues")
@@ -138,9 +165,27 @@ class Engine:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish one message to several queues; return its seq_id in each, in their order.
+        """Publish one message to several queues.
 
-        Cancelled, it is published all the same. See :meth:`qindex.engine.engine.Engine.publish_to`.
+        A cancelled call publishes it all the same.
+
+        Args:
+            queues: The names of the queues, each once.
+            body: Bytes, or a Message with its own key, headers and properties.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            persistent: Keep the message beyond the engine's run.
+            confirm: Wait until the message is on disk.
+            timeout: Seconds to wait for room in the queues. None: forever.
+
+        Returns:
+            Its seq_id in each queue, in their order.
+
+        Raises:
+            QueueFullError: One of the queues is full; none has the message.
+            StorageError: The system refused. Queues earlier in the list have the message.
         """
         names = listed(queues, "queues")
         targets = [await self.queue(name) for name in names]
@@ -156,23 +201,36 @@ class Engine:
         return seqs
 
     def transaction(self) -> Transaction:
-        """Return a transaction, for an ``async with`` block; see
-        :meth:`qindex.engine.engine.Engine.transaction`."""
+        """Return a transaction, for an ``async with`` block whose end commits it.
+
+        Returns:
+            A transaction with ``publish`` and ``ack``.
+        """
         return Transaction(self._engine.transaction(), self._ports.helper)
 
     async def schedule(
         self, name: str, cron: str | None = None, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        """Publish a message at set times, durably; see
-        :meth:`qindex.engine.engine.Engine.schedule`.
+        """Publish a message at set times, durably.
 
-        The methods of the schedule are plain ones: ``await asyncio.to_thread(schedule.pause)``.
+        The methods of the schedule block: call ``await asyncio.to_thread(schedule.pause)``.
+
+        Args:
+            name: The name of the schedule, unique in the store.
+            cron: A cron expression. None if ``every`` is given.
+            options: The keyword arguments of :meth:`qindex.Engine.schedule`.
+
+        Returns:
+            The schedule.
         """
         return await self._aside(partial(self._engine.schedule, name, cron, **options))
 
     async def schedules(self) -> dict[str, Schedule]:
-        """Return the schedules of the store by name; see
-        :meth:`qindex.engine.engine.Engine.schedules` and :meth:`schedule`."""
+        """Return the schedules of the store by name.
+
+        Returns:
+            The schedules as they are at this moment.
+        """
         return await self._aside(self._engine.schedules)
 
     async def sync(self) -> None:
@@ -188,14 +246,25 @@ class Engine:
         return await self._aside(self._engine.stats)
 
     async def compact(self) -> CompactionReport | None:
-        """Return the space of dead messages in the message store back now."""
+        """Reclaim the space of dead messages in the message store now.
+
+        Returns:
+            A report of the reclaimed space. None if there is no message store.
+        """
         return await self._aside(self._engine.compact)
 
     async def close(self, drain: float = 0) -> None:
-        """Confirm what waits for it, flush, and close the engine; raises as
-        :meth:`qindex.engine.engine.Engine.close`, and drains as that does. Calls that wait
-        for messages get :class:`~journal.errors.ClosedError`. A cancellation ends the waiting for
-        acks (``drain``), and is raised when all is closed."""
+        """Sync, flush and close the engine.
+
+        Calls that wait for messages raise :class:`~journal.errors.ClosedError`. A cancellation ends
+        the wait for acks (``drain``), and is raised when all is closed.
+
+        Args:
+            drain: Seconds to wait first until all outstanding messages are settled.
+
+        Raises:
+            StoreError: As :meth:`qindex.Engine.close`. The engine is closed all the same.
+        """
         if self.closed:
             return
         try:
@@ -308,11 +377,21 @@ def open(directory: PathLike, *, shared: Literal[False] = False, **options: Any)
 def open(directory: PathLike, **options: Any) -> _Opening | _SharedOpening:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
 
-    An engine that was not closed when the loop ends that it was opened in (and no other loop uses
-    it), or when it and its queues are given up, is closed then, with a :class:`ResourceWarning`.
+    It is opened in a thread. A cancelled open closes it again.
 
-    Options and errors are those of :func:`qindex.open`, but for ``read_only``: a reader never
-    waits, so that the plain one serves. Opened in a thread of its own; a cancellation closes again.
+    An engine that is still open when its last loop ends, or when nothing refers to it or its
+    queues, is closed then, with a :class:`ResourceWarning`.
+
+    Args:
+        directory: The store's directory, made if there is none.
+        options: The keyword arguments of :func:`qindex.open`, except ``read_only``: a reader never
+            waits, so use the plain one.
+
+    Returns:
+        The engine, once awaited or entered.
+
+    Raises:
+        StoreError: As :func:`qindex.open`.
     """
     if options.pop("read_only", False):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")

@@ -44,13 +44,13 @@ def _never() -> bool:
 
 
 _LOOK = 63
-"""One call in so many + 1 looks whether a flush is due."""
+"""One call in this many + 1 looks whether a flush is due."""
 _TURN = 255
-"""One call in so many + 1 lets the loop's other tasks have their turn."""
+"""One call in this many + 1 lets the loop's other tasks have their turn."""
 _ON_LOOP = 64 << 10
 """Messages with bodies up to this many bytes are published on the loop's thread."""
 _BATCH_ON_LOOP = 1 << 20
-"""Batches of so many bytes, too."""
+"""The same for batches: their bytes."""
 
 
 class Queue:
@@ -96,13 +96,38 @@ class Queue:
         until: Until = "acked",
         priority: int | None = None,
     ) -> int:
-        """Append a message; return its seq_id. With ``confirm=True`` it is on disk then.
+        """Append a message and return its seq_id.
 
-        The message is appended before the first suspension, or, where it is to be confirmed, in
-        the same turn of the loop, in the order of the calls: cancelled, this gives up waiting, and
-        the message is in the queue. Many that wait for a confirm at a time share one sync.
-        Where it waits for room (``overflow="block"``) it is appended after that, or, cancelled
-        before, not at all. See :meth:`qindex.queue.queue.Queue.publish`.
+        The message is appended before the first suspension, or, if it is to be confirmed, in the
+        same turn of the loop and in the order of the calls. A cancelled call stops waiting, and the
+        message stays in the queue. Concurrent confirms share one sync.
+
+        If the call waits for room (``overflow="block"``), the message is appended after the wait.
+        Cancelled before, it is not appended.
+
+        Args:
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            persistent: Keep the message beyond the engine's run.
+            confirm: Wait until the message is on disk.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+            delay: Seconds before which it is not delivered.
+            at: A datetime with a time zone before which it is not delivered.
+            unique: A key that at most one message of the queue holds at a time.
+            window: Seconds for which the unique key stays taken at least.
+            until: What frees the unique key: ``"acked"`` or ``"delivered"``.
+            priority: 0 to the queue's ``max_priority``, higher first.
+
+        Returns:
+            The seq_id, unique in this queue and never reused.
+
+        Raises:
+            DuplicateError: Another message holds the unique key; nothing was published.
+            UsageError: A value can't be stored; nothing was published.
+            QueueFullError: The queue is full; nothing was published.
         """
         # Nothing here is captured by a function made on the way, such as a lambda: each name would
         # be an object more for each of thousands of calls that wait, for the collector to look at.
@@ -178,7 +203,7 @@ class Queue:
         if seq < 0:
             seq = await self._publish_with_room(publish, large=large, timeout=timeout)
         if durable:
-            # That is a turn for the others, too.
+            # That is also a turn for the others.
             await self._ports.here().durable(self._queue)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
@@ -198,10 +223,26 @@ class Queue:
         at: datetime | None = None,
         priority: int | None = None,
     ) -> range:
-        """Append a batch, in order, with one write; return the range of its seq_ids. See
-        :meth:`qindex.queue.queue.Queue.publish_many`.
+        """Append a batch with one write and return the range of its seq_ids.
 
-        As :meth:`publish`: appended, all of it, before the first suspension.
+        All of it is appended before the first suspension.
+
+        Args:
+            messages: Bodies, Messages, or values if the queue has a serializer.
+            ttl: As in :meth:`publish`, for each message, like the arguments below.
+            persistent: As in :meth:`publish`.
+            confirm: As in :meth:`publish`.
+            timeout: As in :meth:`publish`.
+            delay: As in :meth:`publish`.
+            at: As in :meth:`publish`.
+            priority: The priority of all messages. None: that of their properties, which must
+                agree.
+
+        Returns:
+            The seq_ids, in the order of the messages.
+
+        Raises:
+            StoreError: As :meth:`publish`. The text names the wrong message; none was published.
         """
         producer = self._producer
         coded_ones: Any = coded(self._queue._coder, messages)
@@ -244,7 +285,14 @@ class Queue:
         return await with_room(attempt, timeout)
 
     async def reserve(self, count: int) -> int:
-        """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
+        """Reserve seq_ids for the next messages, durably on return.
+
+        Args:
+            count: The number of seq_ids.
+
+        Returns:
+            The first of them.
+        """
         return await self._aside_run(lambda: self._queue.reserve(count))
 
     async def _aside(self, publish: Callable[[], T]) -> T:
@@ -291,12 +339,21 @@ class Queue:
         ack: Delivery | None = None,
         seq_id: int | None = None,
     ) -> Delivery | None:
-        """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
+        """Take the next message. It stays in the queue until it is acknowledged.
 
-        Gives ``None`` when there was none in time. It is taken after the last suspension: what
-        is cancelled has taken nothing. ``ack``: a delivery that is acknowledged first. ``seq_id``:
-        take this message, without waiting for it. See
-        :meth:`qindex.queue.queue.Queue.get`.
+        The message is taken after the last suspension, so a cancelled call has taken nothing.
+
+        Args:
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+            ack: A delivery of this queue to acknowledge first.
+            seq_id: Take this message, delayed or not, without waiting.
+
+        Returns:
+            The delivery. None if no message came in time, or message ``seq_id`` can't be taken.
+
+        Raises:
+            DamageError: The next message is damaged. The next call goes on after it.
         """
         if ack is not None:
             await self.ack(ack)
@@ -308,7 +365,16 @@ class Queue:
     async def get_unless(
         self, timeout: float | None, lease: float | None, stopped: Callable[[], bool]
     ) -> Delivery | None:
-        """As :meth:`get`, but give ``None`` as soon as ``stopped()``."""
+        """Take the next message, unless it is asked to stop.
+
+        Args:
+            timeout: Seconds to wait. None: forever.
+            lease: As in :meth:`get`.
+            stopped: The wait ends when it returns true.
+
+        Returns:
+            The delivery. None if no message came in time, or it was stopped.
+        """
         deliverer = self._deliverer
         self._turn += 1
         if not self._turn & _TURN:
@@ -323,10 +389,18 @@ class Queue:
     async def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``max_messages`` at once, in order.
+        """Take several messages at once, in order.
 
-        Waits up to ``timeout`` seconds for the first one only (default: not at all). See
-        :meth:`qindex.queue.queue.Queue.get_many`.
+        Args:
+            max_messages: The most messages to take.
+            timeout: Seconds to wait for the first one. 0 does not wait. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The batch. It is empty if no message came in time.
+
+        Raises:
+            DamageError: The first message is damaged. The next call goes on after it.
         """
         await asyncio.sleep(0)
 
@@ -362,14 +436,20 @@ class Queue:
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> Consumer:
-        """Return messages as they come: ``async for delivery in queue.consume(prefetch=...)``.
+        """Yield messages as they come: ``async for delivery in queue.consume()``.
 
-        ``stop()`` of the iterator that is returned ends it: it gives no more messages, and those
-        that it gave can be settled. It ends as well when ``Engine.close(drain=...)`` begins.
+        ``stop()`` of the returned iterator ends the loop, and so does ``Engine.close(drain=...)``.
+        Yielded messages can still be settled. The iterator holds nothing back, so leaving the loop
+        loses nothing.
 
-        Ends when none came for ``timeout`` seconds. At most ``prefetch`` of those it gave are
-        unacknowledged at a time: then it waits for an ack by another task, however long; a long
-        wait is logged. It holds nothing back: leaving the loop loses nothing.
+        Args:
+            prefetch: The most yielded messages that may be unacknowledged. Then it waits for an ack
+                by another task, however long; a long wait is logged.
+            timeout: Seconds without a message after which the loop ends. None: never.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            An async iterator with a ``stop()`` method.
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
@@ -378,8 +458,16 @@ class Queue:
     async def await_settled(
         self, given: list[Delivery], timeout: float | None, stopped: Callable[[], bool]
     ) -> list[Delivery]:
-        """Wait until one of these is settled, the time is up, or ``stopped()``; return those that
-        are not settled."""
+        """Wait until one of some deliveries is settled.
+
+        Args:
+            given: The deliveries.
+            timeout: Seconds to wait. None: forever.
+            stopped: The wait also ends when it returns true.
+
+        Returns:
+            The deliveries that are not settled.
+        """
         state = self._state
         deadline = deadline_after(timeout)
         while True:
@@ -393,8 +481,17 @@ class Queue:
     # -- settling -------------------------------------------------------------------------------
 
     async def ack(self, delivery: Delivery) -> None:
-        """Acknowledge: done before the first suspension; with ``durability="fsync"`` it is on
-        disk on return. Raises as :meth:`qindex.queue.queue.Queue.ack`."""
+        """Acknowledge a delivery: its message never comes back.
+
+        It is done before the first suspension. With ``durability="fsync"`` it is on disk on return.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+
+        Raises:
+            UsageError: The delivery is of another queue, or was settled.
+            LeaseExpiredError: Its lease has ended.
+        """
         try:
             plain_one = delivery._plain
         except AttributeError:
@@ -404,7 +501,14 @@ class Queue:
             await self._ports.here().durable(self._queue)
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
+        """Acknowledge a batch with one write.
+
+        Args:
+            deliveries: Deliveries of this queue that are not settled.
+
+        Raises:
+            StoreError: As :meth:`ack`. None was acknowledged.
+        """
         queue = self._queue
         if isinstance(deliveries, Batch):
             self._settler.ack_many(deliveries._plain, waits=False)
@@ -418,8 +522,14 @@ class Queue:
             await self._ports.here().durable(queue)
 
     async def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; return their
-        number."""
+        """Acknowledge all outstanding deliveries up to a seq_id.
+
+        Args:
+            seq_id: The highest seq_id.
+
+        Returns:
+            The number of acknowledged deliveries.
+        """
         count = self._settler.ack_up_to(seq_id, waits=False)
         if self._sync_each and count:
             await self._ports.here().durable(self._queue)
@@ -428,8 +538,18 @@ class Queue:
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
-        """Requeue a message at its place, to be delivered after ``delay`` seconds; see
-        :meth:`qindex.queue.queue.Queue.nack`. A cancellation is raised when it is done."""
+        """Requeue a message at its place, to be delivered again.
+
+        A cancellation is raised when the call is done.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            delay: Seconds before which it is not delivered again. None: the queue's ``backoff``.
+            count: Whether this delivery counts towards the ``delivery_limit``.
+
+        Raises:
+            StoreError: As :meth:`ack`. The delivery is as it was.
+        """
         if (delay is None and count) or not isinstance(delivery, Delivery):
             await self._give_back(delivery, requeue=True)
             return
@@ -441,15 +561,32 @@ class Queue:
             self._settler.nack(plain, delay, count, waits=False)
 
     async def cancel(self, seq_id: int) -> bool:
-        """Drop a message that was never delivered; see :meth:`qindex.queue.queue.Queue.cancel`."""
+        """Drop a message that was never delivered, delayed or not.
+
+        Args:
+            seq_id: The seq_id that publishing the message returned.
+
+        Returns:
+            True if no consumer has had the message and none will. False if nothing changed.
+        """
         dropped = self._settler.cancel(seq_id, waits=False)
         if self._sync_each and dropped:
             await self._ports.here().durable(self._queue)
         return dropped
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
-        """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`. A cancellation
-        is raised when it is done."""
+        """Refuse a message for good: it becomes a dead letter, or is dropped.
+
+        A cancellation is raised when the call is done.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            reason: A text for the reader of the dead letter.
+
+        Raises:
+            QueueFullError: The dead-letter queue is full. The delivery is as it was.
+            StoreError: As :meth:`ack`.
+        """
         if reason is None or not isinstance(delivery, Delivery):
             await self._give_back(delivery, requeue=False)
         else:
@@ -464,8 +601,20 @@ class Queue:
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
     ) -> None:
-        """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`. A
-        cancellation is raised when it is done."""
+        """Put a message into another queue of the engine, all or nothing.
+
+        A cancellation is raised when the call is done.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            queue: The name of the other queue, which is made if there is none.
+            headers: The message's new headers. None: its present ones.
+            delay: Seconds before which it is not delivered there.
+
+        Raises:
+            QueueFullError: The other queue is full. The delivery is as it was.
+            StoreError: As :meth:`ack`.
+        """
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
         plain = delivery._plain
@@ -489,7 +638,16 @@ class Queue:
             await self._ports.here().durable(queue)
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
-        """Let the lease of a delivery end ``seconds`` from now."""
+        """Let the lease of a delivery end ``seconds`` from now.
+
+        Args:
+            delivery: A delivery with a lease.
+            seconds: The new time that is left.
+
+        Raises:
+            UsageError: The delivery has no lease, or the lease would get shorter.
+            LeaseExpiredError: The lease has ended.
+        """
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
         self._queue.extend_lease(delivery._plain, seconds)
@@ -497,39 +655,78 @@ class Queue:
     # -- the rest -------------------------------------------------------------------------------
 
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
-        """Look at the next messages without taking them."""
+        """Look at the next messages without taking them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            Up to ``max_messages`` deliveries, which can't be settled.
+        """
         found = await self._aside_run(lambda: self._queue.peek(max_messages))
         return [Delivery(self, one) for one in found]
 
     async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        """Look at the messages with a key, without taking them.
+
+        Args:
+            key: The key that the messages were published with.
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages that are ready or delayed, in the order of their seq_ids.
+        """
         found = await self._aside_run(lambda: self._queue.find(key, max_messages))
         return [Delivery(self, one) for one in found]
 
     async def configure(self, **settings: Any) -> None:
-        """Change settings of the queue; see :meth:`qindex.queue.queue.Queue.configure`."""
+        """Change settings of the queue. They are kept with it.
+
+        Args:
+            settings: The settings to change, by name. ``qindex.UNSET`` takes one away.
+
+        Raises:
+            UsageError: There is no such setting, or its value is wrong.
+        """
         await self._aside_run(partial(self._queue.configure, **settings))
 
     async def run(self, handler: Handlers, **options: Unpack[TaskOptions]) -> Figures:
-        """Run a coroutine function for each message until SIGTERM or SIGINT, or until the call is
-        cancelled; see :class:`qindex.worker.Worker`, whose options it has as far as
-        :class:`qindex.worker.tasks.TaskOptions` names them. ``on_error`` is a coroutine function,
-        too.
+        """Run a coroutine function for each message until SIGTERM, SIGINT or cancellation.
+
+        Args:
+            handler: A coroutine function of a delivery, or a mapping from message types to such.
+            options: Keyword arguments of :class:`qindex.worker.Worker`, those in
+                :class:`qindex.worker.tasks.TaskOptions`. ``on_error`` must be a coroutine function.
+
+        Returns:
+            The worker's figures.
 
         Example:
-            >>> await orders.run(handle, concurrency=100, retries=5, timeout=30)
+            >>> await orders.run(handle, concurrency=100, retries=5, timeout=30)  # doctest: +SKIP
         """
         from qindex.worker.tasks import TaskWorker
 
         return await TaskWorker(self, handler, **options).run()
 
     async def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
-        """Put dead letters back into the queues that they came from; see
-        :func:`qindex.worker.redriving.redrive`. It runs in a thread of its own."""
+        """Put dead letters back into the queues that they died in.
+
+        It works in a thread of its own.
+
+        Args:
+            options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
+
+        Returns:
+            The numbers of moved and left messages.
+        """
         return await asyncio.to_thread(partial(self._queue.redrive, **options))
 
     async def purge(self) -> int:
-        """Drop all ready messages; return their number."""
+        """Drop all ready and delayed messages. Those with consumers stay.
+
+        Returns:
+            The number of dropped messages.
+        """
         return await self._aside_run(self._queue.purge)
 
     async def flush(self) -> None:
@@ -546,7 +743,7 @@ class Queue:
         return self._queue.stats()
 
     async def sync(self) -> None:
-        """Make all that returned before durable against power loss; shares syncs with others."""
+        """Make all that returned before durable against power loss; concurrent calls share it."""
         queue = self._queue
         self._state.check_open()
         if self._flusher.mover.is_behind():

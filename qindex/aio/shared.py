@@ -153,7 +153,7 @@ class _Owner(Owner):
     __slots__ = ()
 
     def take_back_uncounted(self, deliveries: Iterable[plain.Delivery], /) -> None:
-        """Take back those that are not settled, as if they had not been delivered."""
+        """Take back the unsettled deliveries, as if they had not been delivered."""
         pairs = self.marked_back(deliveries)
         link = cast("SharedQueue", self.queue)._engine._wire
         if pairs and link is not None:
@@ -208,7 +208,18 @@ class SharedQueue(Opens):
     # -- publishing -----------------------------------------------------------------------------
 
     async def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
-        """Append a message; see :meth:`qindex.aio.queue.Queue.publish`."""
+        """Append a message and return its seq_id.
+
+        Args:
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            options: The keyword arguments of :meth:`qindex.aio.Queue.publish`.
+
+        Returns:
+            The seq_id, unique in this queue and never reused.
+
+        Raises:
+            DisconnectedError: The server died. The message may be published; see ``maybe_done``.
+        """
         given: Any = body
         if self._coder is not None:
             given = encoded(self._coder, body, options)
@@ -217,7 +228,15 @@ class SharedQueue(Opens):
     async def publish_many(
         self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
     ) -> range:
-        """Append a batch; see :meth:`qindex.aio.queue.Queue.publish_many`."""
+        """Append a batch with one write and return the range of its seq_ids.
+
+        Args:
+            messages: Bodies, Messages, or values if the queue has a serializer.
+            options: The keyword arguments of :meth:`qindex.aio.Queue.publish_many`.
+
+        Returns:
+            The seq_ids, in the order of the messages.
+        """
         given_messages = coded(self._coder, messages)
         *parts, (_, verb, last, given) = calls.batch_requests(given_messages, options)
         link = await self._link()
@@ -227,7 +246,14 @@ class SharedQueue(Opens):
         return range(*await link.request(verb, self.at[1], last, given))
 
     async def reserve(self, count: int) -> int:
-        """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
+        """Reserve seq_ids for the next messages, durably on return.
+
+        Args:
+            count: The number of seq_ids.
+
+        Returns:
+            The first of them.
+        """
         return int((await self._call(ANY, wire.RESERVE, count))[0])
 
     # -- delivering -----------------------------------------------------------------------------
@@ -252,7 +278,17 @@ class SharedQueue(Opens):
         ack: Delivery | None = None,
         seq_id: int | None = None,
     ) -> Delivery | None:
-        """Take the next message; see :meth:`qindex.aio.queue.Queue.get`."""
+        """Take the next message. It stays in the queue until it is acknowledged.
+
+        Args:
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+            ack: A delivery of this queue to acknowledge first, in the same request.
+            seq_id: Take this message, delayed or not, without waiting.
+
+        Returns:
+            The delivery. None if no message came in time, or message ``seq_id`` can't be taken.
+        """
         self._engine._check_delivery()
         request: calls.Request = wire.GET, calls.seconds_to_wait(timeout), lease
         if seq_id is not None:
@@ -273,7 +309,16 @@ class SharedQueue(Opens):
     async def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``max_messages`` at once; see :meth:`qindex.aio.queue.Queue.get_many`."""
+        """Take several messages at once, in order.
+
+        Args:
+            max_messages: The most messages to take.
+            timeout: Seconds to wait for the first one. 0 does not wait. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The batch. It is empty if no message came in time.
+        """
         self._engine._check_delivery()
         steps = calls.get_many(self, max_messages, timeout, lease, _Owner)
         return Batch(self, await self._run(steps))
@@ -281,15 +326,42 @@ class SharedQueue(Opens):
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> SharedConsumer:
-        """Return messages as they come; see :meth:`qindex.aio.queue.Queue.consume`."""
+        """Yield messages as they come, until none came for ``timeout`` seconds.
+
+        The server sends messages ahead. Messages that the loop did not reach go back when it ends,
+        and do not count as delivered.
+
+        Args:
+            prefetch: The most messages that are sent ahead, or unacknowledged.
+            timeout: Seconds without a message after which the loop ends. None: never.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            An iterator with a ``stop()`` method.
+        """
         return SharedConsumer(self, prefetch, timeout, lease)
 
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
-        """Look at the next messages without taking them."""
+        """Look at the next messages without taking them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            Up to ``max_messages`` deliveries, which can't be settled.
+        """
         return [Delivery(self, one) for one in await self._run(calls.peek(max_messages))]
 
     async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        """Look at the messages with a key, without taking them.
+
+        Args:
+            key: The key that the messages were published with.
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages that are ready or delayed, in the order of their seq_ids.
+        """
         found = await self._run(calls.find(key, max_messages))
         return [Delivery(self, one) for one in found]
 
@@ -307,22 +379,55 @@ class SharedQueue(Opens):
             raise
 
     async def ack(self, delivery: Delivery) -> None:
-        """Acknowledge."""
+        """Acknowledge a delivery: its message never comes back.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.ACK)
 
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
-        """Requeue a message; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue a message at its place, to be delivered again.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            delay: Seconds before which it is not delivered again. None: the queue's ``backoff``.
+            count: Whether this delivery counts towards the ``delivery_limit``.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.NACK, *calls.nack_values(delay, count))
 
     async def cancel(self, seq_id: int) -> bool:
-        """Drop a message that was never delivered; see
-        :meth:`qindex.queue.queue.Queue.cancel`."""
+        """Drop a message that was never delivered, delayed or not.
+
+        Args:
+            seq_id: The seq_id that publishing the message returned.
+
+        Returns:
+            True if no consumer has had the message and none will. False if nothing changed.
+        """
         return bool((await self._call(ANY, wire.CANCEL_MESSAGE, seq_id))[0])
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
-        """Refuse a message for good."""
+        """Refuse a message for good: it becomes a dead letter, or is dropped.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            reason: A text for the reader of the dead letter.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.REJECT, *(() if reason is None else (reason,)))
 
     async def move(
@@ -333,11 +438,29 @@ class SharedQueue(Opens):
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
     ) -> None:
-        """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
+        """Put a message into another queue of the store, all or nothing.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            queue: The name of the other queue, which is made if there is none.
+            headers: The message's new headers. None: its present ones.
+            delay: Seconds before which it is not delivered there.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.MOVE, *calls.move_values(queue, headers, delay))
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
+        """Acknowledge a batch with one write.
+
+        Args:
+            deliveries: Deliveries of this queue that are not settled.
+
+        Raises:
+            StoreError: As :meth:`ack`. None was acknowledged.
+        """
         if type(deliveries) is Batch:
             await self._run(calls.ack_many(self, deliveries._plain))
             return
@@ -345,12 +468,27 @@ class SharedQueue(Opens):
         await self._run(calls.ack_many(self, listed))
 
     async def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; return their
-        number."""
+        """Acknowledge all outstanding deliveries, of all processes, up to a seq_id.
+
+        Args:
+            seq_id: The highest seq_id.
+
+        Returns:
+            The number of acknowledged deliveries.
+        """
         return int((await self._call(ANY, wire.ACK_UP_TO, seq_id))[0])
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
-        """Let the lease of a delivery end ``seconds`` from now."""
+        """Let the lease of a delivery end ``seconds`` from now.
+
+        Args:
+            delivery: A delivery with a lease.
+            seconds: The new time that is left.
+
+        Raises:
+            LeaseExpiredError: The lease has ended.
+            UsageError: The delivery has no lease, or the lease would get shorter.
+        """
         one = _plain(delivery)
         owner = owner_of(self, one)
         await self._call(*calls.lease_request(owner, one, seconds))
@@ -359,20 +497,43 @@ class SharedQueue(Opens):
     # -- the rest -------------------------------------------------------------------------------
 
     async def configure(self, **settings: Any) -> None:
-        """Change settings of the queue; see :meth:`qindex.queue.queue.Queue.configure`."""
+        """Change settings of the queue. They are kept with it.
+
+        Args:
+            settings: The settings to change, by name. ``qindex.UNSET`` takes one away.
+
+        Raises:
+            UsageError: There is no such setting, or its value is wrong.
+        """
         values, unset = calls.settings_of(changeable(settings))
         await self._call(ANY, wire.READY)  # not a queue that was deleted
         await self._engine._call(wire.OPEN, self.name, True, values, unset)
 
     async def run(self, handler: Handlers, **options: Unpack[TaskOptions]) -> Figures:
-        """Run a coroutine function for each message; see :meth:`qindex.aio.queue.Queue.run`."""
+        """Run a coroutine function for each message.
+
+        Args:
+            handler: A coroutine function of a delivery, or a mapping from message types to such.
+            options: The keyword arguments of :meth:`qindex.aio.Queue.run`.
+
+        Returns:
+            The worker's figures.
+        """
         from qindex.worker.tasks import TaskWorker
 
         return await TaskWorker(self, handler, **options).run()
 
     async def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
-        """Put dead letters back; see :meth:`qindex.aio.queue.Queue.redrive`. Its thread has a
-        session of its own."""
+        """Put dead letters back into the queues that they died in.
+
+        It works in a thread with a session of its own.
+
+        Args:
+            options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
+
+        Returns:
+            The numbers of moved and left messages.
+        """
 
         def call() -> RedriveReport:
             with qindex.open(self.directory, shared=True) as engine:
@@ -381,7 +542,11 @@ class SharedQueue(Opens):
         return await asyncio.to_thread(call)
 
     async def purge(self) -> int:
-        """Drop all ready messages; return their number."""
+        """Drop all ready messages. Those with consumers stay.
+
+        Returns:
+            The number of dropped messages.
+        """
         return int((await self._call(ANY, wire.PURGE))[0])
 
     async def flush(self) -> None:
@@ -516,8 +681,19 @@ class SharedTransaction:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[InOptions],
     ) -> int:
-        """Publish a message once the transaction is committed; see
-        :meth:`qindex.Transaction.publish`."""
+        """Publish a message when the transaction is committed.
+
+        Args:
+            queue: The queue, or its name.
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            options: The other keyword arguments of :meth:`qindex.Transaction.publish`.
+
+        Returns:
+            The seq_id that the message gets.
+        """
         target = queue if isinstance(queue, SharedQueue) else await self._engine.queue(queue)
         given: Any = body
         if target._coder is not None:
@@ -527,8 +703,11 @@ class SharedTransaction:
         return seq
 
     async def ack(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery once the transaction is committed; see
-        :meth:`qindex.Transaction.ack`."""
+        """Acknowledge a delivery when the transaction is committed.
+
+        Args:
+            delivery: A delivery of this store that is not settled.
+        """
         one = _plain(delivery)
         queue, request = self._calls.ack(one)
         await self._make(queue._call(*request))
@@ -632,11 +811,26 @@ class SharedEngine:
         return await link.request(verb, *values)
 
     def transaction(self) -> SharedTransaction:
-        """Return a transaction; see :meth:`qindex.aio.engine.Engine.transaction`."""
+        """Return a transaction, for an ``async with`` block whose end commits it.
+
+        Returns:
+            A transaction, which is rolled back if the client or the server dies.
+        """
         return SharedTransaction(self)
 
     async def queue(self, name: str, **settings: Any) -> SharedQueue:
-        """Return the queue of this name; see :meth:`qindex.aio.engine.Engine.queue`."""
+        """Return the queue of this name, and make it if there is none.
+
+        Args:
+            name: The name of the queue.
+            settings: The keyword arguments of :meth:`qindex.Engine.queue`.
+
+        Returns:
+            The queue.
+
+        Raises:
+            UsageError: The name or a setting is wrong.
+        """
         checked_name(name)
         serializer = settings.pop("serializer", None)
         coder = None if serializer is None else coder_of(serializer)
@@ -657,7 +851,17 @@ class SharedEngine:
         return names
 
     async def delete_queue(self, name: str) -> int:
-        """Delete a queue; returns how many messages it held."""
+        """Delete a queue and its messages.
+
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The number of messages it held, which are lost.
+
+        Raises:
+            UsageError: There is no such queue.
+        """
         checked_name(name)
         count: int = (await self._call(wire.DELETE_QUEUE, name))[0]
         self._queues.pop(name, None)
@@ -670,8 +874,16 @@ class SharedEngine:
         *,
         lease: float | None = None,
     ) -> Delivery | None:
-        """Take the next message of the first of several queues that has one; see
-        :meth:`qindex.client.engine.SharedEngine.get`."""
+        """Take the next message of the first of several queues that has one.
+
+        Args:
+            queues: Queues of this engine, or their names. A name costs one more round trip.
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The delivery, whose ``queue_name`` says where it is from. None if none came in time.
+        """
         given = [
             one if isinstance(one, SharedQueue) else await self.queue(one)
             for one in listed(queues, "queues")
@@ -699,7 +911,23 @@ class SharedEngine:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[FanOutOptions],
     ) -> list[int]:
-        """Publish one message to several queues; return its seq_id in each, in their order."""
+        """Publish one message to several queues.
+
+        Args:
+            queues: The names of the queues, each once.
+            body: Bytes, or a Message with its own key, headers and properties.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            options: The keyword arguments of :meth:`qindex.Engine.publish_to`.
+
+        Returns:
+            Its seq_id in each queue, in their order.
+
+        Raises:
+            QueueFullError: One of the queues is full; none has the message.
+            DisconnectedError: The server died. The message may be published; see ``maybe_done``.
+        """
         message = message_of(body, key, headers, properties, time_ns())
         given = calls.options_of(options, FanOutOptions)
         names, parts = listed(queues, "queues"), calls.message_parts(message)
@@ -725,7 +953,11 @@ class SharedEngine:
         return found
 
     async def compact(self) -> CompactionReport | None:
-        """Return the space of dead messages in the message store back now."""
+        """Reclaim the space of dead messages in the message store now.
+
+        Returns:
+            A report of the reclaimed space. None if there is no message store.
+        """
         found: CompactionReport | None = wire.from_plain((await self._call(wire.COMPACT))[0])
         return found
 
@@ -735,7 +967,12 @@ class SharedEngine:
         return self._home.is_closed
 
     async def close(self, drain: float = 0) -> None:
-        """End this process's session; see :meth:`qindex.client.engine.SharedEngine.close`."""
+        """End this process's session. Its unsettled deliveries go back, uncounted.
+
+        Args:
+            drain: Seconds to wait first until this process has settled its deliveries. Meanwhile
+                ``get`` raises :class:`~journal.errors.ClosedError`, and ``consume`` ends.
+        """
         home = self._home
         if home.is_closed:
             return

@@ -114,7 +114,7 @@ class Helper:
             raise ClosedError("the engine is closed") from error
 
     def stop(self) -> None:
-        """Take no more calls; those that were taken are made. Waits for none."""
+        """Take no more calls. Calls taken before are made; this waits for none."""
         self._executor.shutdown(wait=False)
 
 

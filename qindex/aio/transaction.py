@@ -56,8 +56,26 @@ class Transaction:
         until: Until = "acked",
         priority: int | None = None,
     ) -> int:
-        """Publish a message once the transaction is committed; see
-        :meth:`qindex.Transaction.publish`."""
+        """Publish a message when the transaction is committed.
+
+        Args:
+            queue: The queue, or its name.
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+            delay: Seconds before which it is not delivered.
+            at: A datetime with a time zone before which it is not delivered.
+            unique: A key that at most one message of the queue holds at a time.
+            window: Seconds for which the unique key stays taken at least.
+            until: What frees the unique key: ``"acked"`` or ``"delivered"``.
+            priority: 0 to the queue's ``max_priority``, higher first.
+
+        Returns:
+            The seq_id that the message gets.
+        """
         coder = queue._queue._coder if isinstance(queue, Queue) else None
         given: Any = body
         if coder is not None:
@@ -73,8 +91,11 @@ class Transaction:
         return await with_room(partial(self._helper.finish, publish), timeout)
 
     async def ack(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery once the transaction is committed; see
-        :meth:`qindex.Transaction.ack`."""
+        """Acknowledge a delivery when the transaction is committed.
+
+        Args:
+            delivery: A delivery of this store that is not settled.
+        """
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
         await self._helper.finish(partial(self._plain.ack, delivery._plain))

@@ -282,8 +282,13 @@ def _run(arguments: list[str]) -> int:
 
 def _remedy(error: StoreError) -> str:
     """Return what to do about an error that does not say so itself, with a space before it."""
-    if isinstance(error, UsageError) and "there is no queue" in str(error):
+    text = str(error) if isinstance(error, UsageError) else ""
+    if "there is no queue" in text:
         return " (qindex list shows the queues)"
+    if "there is no schedule" in text:
+        return " (qindex schedule DIR list shows them)"
+    if "has no priorities" in text:
+        return " (qindex queue DIR QUEUE --max-priority N)"
     return ""
 
 
@@ -298,7 +303,7 @@ def _message_of(error: Any) -> str:
 
 
 def _fail(code: int, error: object) -> int:
-    # Earlier output comes before it on a terminal, too.
+    # Earlier output also comes before it on a terminal.
     with contextlib.suppress(OSError):
         flush()
     print_note(str(error))

@@ -48,7 +48,7 @@ def compare_command(
     ] = None,
     publishers: Annotated[int | None, typer.Option(help="Publishing threads.")] = None,
     consumers: Annotated[int | None, typer.Option(help="Consuming threads.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Messages of one call.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Messages per call.")] = None,
     ack_lag: Annotated[
         int | None, typer.Option(help="Messages a consumer holds before it acknowledges.")
     ] = None,
@@ -58,31 +58,33 @@ def compare_command(
     lookups: Annotated[int | None, typer.Option(help="Lookups of a message by key.")] = None,
     durability: Annotated[str | None, typer.Option(help="os or fsync.")] = None,
     messages: Annotated[
-        int | None, typer.Option(help="Messages of a round at full speed; 0: by --seconds.")
+        int | None, typer.Option(help="Messages per round at full speed; 0: use --seconds.")
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds of a paced round.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Messages a second of a paced round.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Messages per second of a paced round.")
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=99, help="Rounds of each contender (3).")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A tenth of the load, one round: shows the form.")
+        bool, typer.Option("--quick", help="A tenth of the load, in one round: to see the tables.")
     ] = False,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Also the peers that are installed.")
-    ] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Also run the installed peers.")] = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Directory on the disk to measure on.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with plots there.")
+        Path | None, typer.Option("--html", help="Write a page with plots to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a figure.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per figure.")
+    ] = False,
 ) -> int:
-    """Run one workload on the queue-index design and on the RocketMQ-style store, side by side.
+    """Run one workload on the queue-index design and on the RocketMQ-style store.
 
-    Each round of each contender is a process of its own, in a fresh directory that is removed
-    afterwards; rounds take turns. Shown are medians, and the lowest and highest round.
+    Each round of each contender runs in its own process, in a fresh directory. Rounds take turns.
+    The tables show the median, the lowest and the highest round.
     """
     given = {
         "sizes": sizes, "queues": queues, "groups": groups, "publishers": publishers,

@@ -19,8 +19,7 @@ from qindex.view.reader import StoreReader
 def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = False) -> int:
     """Drop all messages of a queue; the queue and its settings stay.
 
-    For a store that is not open, or that a server has. They are gone: no dead-letter queue gets
-    them.
+    The store must be closed, or open in a server. No dead-letter queue gets the messages.
     """
     name = known_queue(directory, queue)
     with open_here(directory) as engine:
@@ -37,17 +36,16 @@ def delete_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete a queue, its settings, and with --force its messages.
+    """Delete a queue and its settings; with --force also its messages.
 
-    For a store that is not open, or that a server has. Without --force a queue that has messages
-    is left as it is.
+    The store must be closed, or open in a server. Without --force a queue with messages is refused.
     """
     name = known_queue(directory, queue)
     with open_here(directory) as engine:
         stats = engine.queue(name).stats()
         held = stats.ready + stats.unacked
         if held and not force:
-            raise UsageError(f"queue {name!r} has {held} messages: --force deletes them, too")
+            raise UsageError(f"queue {name!r} has {held} messages: --force deletes them as well")
         engine.delete_queue(name)
     shown = f"deleted {name} with {held} messages"
     print_result(as_json, {"queue": name, "deleted": held}, shown)
@@ -57,9 +55,9 @@ def delete_command(
 def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
     """Reclaim the space of dead messages in the message store.
 
-    An engine at work does it by itself, in the background; this is for a store that is not open,
-    or that a server has. Files without a live message are deleted; the live messages of files that
-    are mostly garbage are combined into new ones. Nothing is lost if this is killed.
+    An engine does this in the background. The store must be closed, or open in a server. Files
+    without a live message are deleted, and the live messages of files that are mostly garbage are
+    combined into new files. Killing it loses nothing.
     """
     if StoreReader(directory).kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node compacts it")

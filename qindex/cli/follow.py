@@ -29,23 +29,25 @@ def follow_command(
     queue: QueueName,
     start: Annotated[
         str,
-        typer.Option("--from", help="earliest (what is still there), latest, or a seq_id."),
+        typer.Option("--from", help="earliest (the oldest there is), latest, or a seq_id."),
     ] = "latest",
-    count: Annotated[int | None, typer.Option(min=0, help="Print this many at most.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=0, help="Print at most this many messages.")
+    ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="End after so many seconds without a message.")
+        float | None, typer.Option(min=0, help="End after this many seconds without a message.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for a store or a queue that is not there yet.")
     ] = False,
-    poll: Annotated[float, typer.Option(help="Seconds between two looks, at most.")] = 0.05,
+    poll: Annotated[float, typer.Option(help="The most seconds between two looks.")] = 0.05,
     as_json: JsonOption = False,
 ) -> int:
     """Print messages as they are published, acknowledged or not, and change nothing.
 
-    Messages that a consumer had acknowledged, and a flush removed, before this came to them are
-    named on standard error (with --json: a line {"gap": [first, last]} on standard output); then
-    it exits 1. Ends when the queue is deleted, with --timeout or --count, or with Ctrl-C.
+    It ends when the queue is deleted, with --timeout or --count, or with Ctrl-C. Messages that were
+    acknowledged and flushed before it saw them are named on standard error (with --json: a line
+    {"gap": [first, last]} on standard output); then it exits 1.
     """
     if count == 0:
         return 0

@@ -37,7 +37,7 @@ def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of queues that begin so, for a shell's completion.
 
     Names with characters that a shell may act on are left out: some shells take what they are
-    offered as words of a command, and run what is in it.
+    offered as words of a command, and run its content.
     """
     try:
         names = StoreReader(str(context.params.get("directory", ""))).queue_names()
@@ -55,14 +55,14 @@ QueueName = Annotated[
         autocompletion=complete_queue,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 EntryCountOption = Annotated[
     int | None,
     typer.Option(
         "--segment-entry-count",
         metavar="N",
-        help="Entries a segment of a RabbitMQ virtual host that has lost its .config.",
+        help="Entries per segment of a RabbitMQ virtual host that has lost its .config.",
         show_default=False,
     ),
 ]
@@ -81,13 +81,12 @@ def list_command(
     entry_count: EntryCountOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
+    """List the queues of a store, also of one in use or of a RabbitMQ node.
 
     DIR is a store's directory or that of a RabbitMQ virtual host. ready: messages that wait for a
-    consumer. unacked: those that are with one ("-": only the process tells that has the store
+    consumer. unacked: messages with a consumer ("-": known only to the process that has the store
     open). bytes: of the bodies. on disk: the files of the queue. version: of RabbitMQ's queue files
-    (1+2: a node was stopped while it converted them). Settings are below the queues that have
-    some.
+    (1+2: a conversion was interrupted). Settings follow their queue.
     """
     store = StoreReader(directory, segment_entry_count=entry_count)
     found = []
@@ -113,17 +112,17 @@ def stats_command(
     directory: Directory,
     as_json: JsonOption = False,
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print Prometheus' text form.")
+        bool, typer.Option("--prometheus", help="Print the figures in Prometheus's text form.")
     ] = False,
     wide: WideOption = False,
     entry_count: EntryCountOption = None,
 ) -> int:
-    """Print figures of the queues, their sum, and those of the message store.
+    """Print the figures of the queues, their sum, and those of the message store.
 
-    DIR is a store's directory (in use or not) or that of a RabbitMQ virtual host; nothing is
-    changed. Of the message store: live, bytes of messages that queues hold; garbage, the rest of
-    its files; references, how often queues hold them; missing, messages that queues hold and
-    that are not there (then it exits 1).
+    DIR is a store's directory, in use or not, or that of a RabbitMQ virtual host; nothing is
+    changed. Message store: live is bytes of messages that queues hold; garbage, the rest of its
+    files; references, how often queues hold them; missing, messages that queues hold and the store
+    lacks (then it exits 1).
     """
     store = StoreReader(directory, segment_entry_count=entry_count)
     found = []
@@ -176,16 +175,16 @@ def cat_command(
     queue: QueueName,
     as_json: JsonOption = False,
     count: Annotated[
-        int | None, typer.Option(min=0, help="Print this many messages at most.")
+        int | None, typer.Option(min=0, help="Print at most this many messages.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Print messages with this key only.")] = None,
+    key: Annotated[str | None, typer.Option(help="Print only messages with this key.")] = None,
     entry_count: EntryCountOption = None,
 ) -> int:
     """Print the messages of a queue in order of delivery, and change nothing.
 
-    Without --json a line has seq_id; p(ersistent) or t(ransient), r(edelivered); where the
-    message is; the size of its body in bytes; key; the start of the body. Exits 1 when something
-    is damaged: the sound messages come first, then a line for each damaged place.
+    Without --json a line has the seq_id; p(ersistent) or t(ransient), r(edelivered); the place; the
+    size of the body in bytes; the key; the start of the body. Exits 1 on damage: the sound messages
+    come first, then a line for each damaged place.
     """
     store = StoreReader(directory, segment_entry_count=entry_count)
     reader = store.queue(queue)

@@ -24,7 +24,7 @@ from qindex.view.reader import StoreReader
 
 FormatOption = Annotated[
     str | None,
-    typer.Option("--format", help="jsonl or parquet; default: as the file's name ends."),
+    typer.Option("--format", help="jsonl or parquet. Default: by the end of the file's name."),
 ]
 AmqpOption = Annotated[
     str,
@@ -35,7 +35,7 @@ AmqpOption = Annotated[
         show_default=False,
     ),
 ]
-CountOption = Annotated[int | None, typer.Option(min=0, help="Move this many at most.")]
+CountOption = Annotated[int | None, typer.Option(min=0, help="Move at most this many messages.")]
 
 
 def export_command(
@@ -44,7 +44,7 @@ def export_command(
         list[str] | None,
         typer.Argument(
             metavar="[QUEUE]",
-            help="Queues; all without.",
+            help="Queues. Default: all.",
             show_default=False,
             autocompletion=complete_queue,
         ),
@@ -60,9 +60,9 @@ def export_command(
 ) -> int:
     """Write messages into a file, in order and without loss; changes nothing in the store.
 
-    DIR is a store's directory, in use or not, or that of a RabbitMQ virtual host. Interrupted and
-    started again, it goes on; with --out - it writes JSON Lines to standard output, and begins
-    anew. Exits 1 when something is damaged, and left out.
+    DIR is a store's directory, in use or not, or that of a RabbitMQ virtual host. Run an
+    interrupted export again to resume it; with --out - it writes JSON Lines to standard output, and
+    starts anew. Exits 1 if it left out damaged messages.
     """
     from qindex.transfer import export_messages, stream_messages
 
@@ -92,15 +92,18 @@ def import_command(
         list[Path], typer.Argument(metavar="FILE... DIR", help="Files, and the store's directory.")
     ],
     queue: Annotated[
-        str | None, typer.Option("--queue", help="Where to; default: the queues the file names.")
+        str | None,
+        typer.Option(
+            "--queue", help="The queue for all messages. Default: the queues that the file names."
+        ),
     ] = None,
     format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Publish the messages of files that export wrote; makes both store and queues.
 
-    All files are checked before anything is published. Interrupted and started again, it goes on;
-    each message is published once.
+    All files are checked before anything is published. Run an interrupted import again to resume
+    it. A finished import publishes its messages again.
     """
     from qindex.transfer import import_messages
 
@@ -122,18 +125,19 @@ def push_command(
     queue: QueueName,
     amqp: AmqpOption,
     to: Annotated[
-        str | None, typer.Option("--to", help="The broker's queue; default: of the same name.")
+        str | None,
+        typer.Option("--to", help="The broker's queue. Default: the one with the same name."),
     ] = None,
     exchange: Annotated[
-        str, typer.Option(help="Publish there, each with its own key, not to a queue.")
+        str, typer.Option(help="Publish to this exchange, each message with its own key.")
     ] = "",
     count: CountOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Move a queue's messages into a RabbitMQ broker.
 
-    Each is acknowledged here when the broker has confirmed it. Exits 1 when the broker refuses
-    some: they are still here.
+    A message is acknowledged here when the broker has confirmed it. Exits 1 if the broker refuses
+    some; they stay here.
     """
     brokers = _brokers()
     store = StoreReader(directory)
@@ -164,7 +168,8 @@ def pull_command(
     directory: Directory,
     amqp: AmqpOption,
     to: Annotated[
-        str | None, typer.Option("--to", help="The queue here; default: of the same name.")
+        str | None,
+        typer.Option("--to", help="The queue here. Default: the one with the same name."),
     ] = None,
     count: CountOption = None,
     timeout: Annotated[
@@ -174,7 +179,7 @@ def pull_command(
 ) -> int:
     """Move messages out of a queue of a RabbitMQ broker; makes both store and queue.
 
-    Each is acknowledged to the broker when it is on disk here.
+    A message is acknowledged to the broker when it is on disk here.
     """
     brokers = _brokers()
     waiting = brokers.ready(amqp, source)  # before anything is made here

@@ -20,7 +20,7 @@ def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngin
 
 
 def known_queue(directory: str, queue: str) -> str:
-    """Return the name of a queue that is there, in a store of ours, and make nothing. Raises
+    """Return the name of a queue that is there, in a store of qindex, and make nothing. Raises
     :class:`StoreError`."""
     store = StoreReader(directory)
     name = store.queue(queue).name

@@ -26,13 +26,14 @@ def queue_command(
     ] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Bytes of their bodies.")] = None,
     overflow: Annotated[
-        str | None, typer.Option(help="What a publish beyond that does: reject, drop-head, block.")
+        str | None,
+        typer.Option(help="What a publish to a full queue does: reject, drop-head, block."),
     ] = None,
     delivery_limit: Annotated[
-        int | None, typer.Option(help="How often a message is delivered at the most.")
+        int | None, typer.Option(help="The most deliveries of a message.")
     ] = None,
     dead_letter: Annotated[
-        str | None, typer.Option(help="The queue that gets what is rejected, expired or dropped.")
+        str | None, typer.Option(help="The queue that gets rejected, expired and dropped messages.")
     ] = None,
     backoff: Annotated[
         str | None,
@@ -47,7 +48,7 @@ def queue_command(
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(metavar="SETTING", help="Take a setting away; may be repeated."),
+        typer.Option(metavar="SETTING", help="Remove a setting; may be repeated."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

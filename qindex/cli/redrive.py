@@ -30,23 +30,22 @@ def redrive_command(
         typer.Option(
             "--filter",
             metavar="FIELD=PATTERN",
-            help="Only messages whose queue, reason, cause, key or header.NAME is like this, as "
-            "file names are like patterns. Several must all hold.",
+            help="Only messages whose queue, reason, cause, key or header.NAME matches, as file "
+            "names match patterns. All filters must match.",
             show_default=False,
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Messages a second at the most.", show_default=False)
+        float | None, typer.Option(help="The most messages per second.", show_default=False)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would move; change nothing.")
+        bool, typer.Option("--dry-run", help="Print what would move; change nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Put the messages of a dead-letter queue back into the queues that they died in.
 
-    Each moves in one step. Interrupted or killed, the command goes on with the rest when it is
-    given again.
+    Each message moves in one step. Run an interrupted redrive again to move the rest.
     """
     wanted = _filter_of(filters or [])
     name = known_queue(directory, queue)
@@ -63,9 +62,9 @@ def redrive_command(
     if not report.moved:
         print_line("nothing to move")
     for count, why in (
-        (report.filtered, "other than the filter asks for"),
-        (report.without_origin, "without a queue that it died in: name one with --to"),
-        (report.not_ready, "with a consumer, or gone"),
+        (report.filtered, "not matched by the filter"),
+        (report.without_origin, "do not say where they died; name a queue with --to"),
+        (report.not_ready, "delivered to a consumer, or deleted meanwhile"),
     ):
         if count:
             print_line(f"left {count:,}: {why}")
@@ -73,13 +72,13 @@ def redrive_command(
 
 
 def _filter_of(filters: Sequence[str]) -> Callable[[Row], bool] | None:
-    """Return what tells whether a message is like all of these."""
+    """Return a function that matches messages against all of these."""
     pairs = []
     for one in filters:
         name, equals, pattern = one.partition("=")
         if not equals or not (name in (*_FIELDS, "key") or name.startswith("header.")):
             raise UsageError(
-                f"--filter {one}: give FIELD=PATTERN; fields are queue, reason, cause, key, "
+                f"--filter {one}: must be FIELD=PATTERN; fields are queue, reason, cause, key, "
                 "header.NAME"
             )
         pairs.append((name, pattern))

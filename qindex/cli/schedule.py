@@ -34,7 +34,7 @@ def _directory(context: typer.Context, directory: Directory) -> None:
 
 @schedule_app.command("list")
 def list_command(context: typer.Context, as_json: JsonOption = False) -> int:
-    """List the schedules, also of a store that is in use: when they are due, and when they were."""
+    """List the schedules of a store, also of one in use, with their next and last runs."""
     rows = [("name", "when", "queue", "next", "last", "missed")]
     for one in _listed(context.obj).values():
         if as_json:
@@ -89,14 +89,14 @@ def add_command(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
     timezone: Annotated[
-        str | None, typer.Option(help="As Europe/Amsterdam; UTC without.", show_default=False)
+        str | None, typer.Option(help="Such as Europe/Amsterdam. Default: UTC.", show_default=False)
     ] = None,
     missed: Annotated[
-        str, typer.Option(help="What becomes of missed runs: skip, once or all.")
+        str, typer.Option(help="What to do about missed runs: skip, once or all.")
     ] = "once",
     as_json: JsonOption = False,
 ) -> int:
-    """Schedule messages, or change a schedule; makes both store and queue."""
+    """Add a schedule, or change it; makes both store and queue."""
     if not queue:
         raise UsageError("--queue says which queue gets the messages")
     headers: Any = dict(split_header(one) for one in header or ())
@@ -120,13 +120,13 @@ def add_command(
 
 @schedule_app.command("pause")
 def pause_command(context: typer.Context, name: Name, as_json: JsonOption = False) -> int:
-    """Let a schedule publish nothing until it is resumed."""
+    """Pause a schedule: it publishes nothing until it is resumed."""
     return _change(context.obj, name, "pause", "paused", as_json)
 
 
 @schedule_app.command("resume")
 def resume_command(context: typer.Context, name: Name, as_json: JsonOption = False) -> int:
-    """Let a schedule go on, with the next instant after now."""
+    """Resume a schedule, with the next instant after now."""
     return _change(context.obj, name, "resume", "resumed", as_json)
 
 
@@ -138,7 +138,7 @@ def remove_command(context: typer.Context, name: Name, as_json: JsonOption = Fal
 
 @schedule_app.command("run-now")
 def run_now_command(context: typer.Context, name: Name, as_json: JsonOption = False) -> int:
-    """Publish a schedule's message now, paused or not; its next instant stays."""
+    """Publish a schedule's message now, paused or not; the next instant stays."""
     return _change(context.obj, name, "run_now", "published", as_json)
 
 
@@ -159,9 +159,9 @@ def run_command(
     context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log to standard error.")] = False,
 ) -> int:
-    """Publish what is due, in the foreground, until SIGTERM or SIGINT.
+    """Publish due messages, in the foreground, until SIGTERM or SIGINT.
 
-    It opens the store as other processes do that share it. Any number may run on one store.
+    It shares the store with other processes. Any number may run on one store.
     """
     from qindex.server.__main__ import notify
 

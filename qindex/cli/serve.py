@@ -19,16 +19,16 @@ def serve_command(
     ] = "os",
     group: Annotated[
         str | None,
-        typer.Option(help="A group whose members may use the store, too.", show_default=False),
+        typer.Option(help="A group whose members may also use the store.", show_default=False),
     ] = None,
     lock_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for another process to close the store.")
     ] = 0.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log to standard error.")] = False,
 ) -> int:
-    """Serve a store to the processes that open it with shared=True, until SIGTERM or SIGINT.
+    """Serve a store to processes that open it with shared=True, until SIGTERM or SIGINT.
 
-    For systemd and containers; elsewhere the first of these processes starts a server by itself.
+    Use it under systemd and in containers. Elsewhere the first process starts a server.
     """
     from qindex.server.__main__ import notify, serve
 

@@ -27,7 +27,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="NEW",
-        help="The new directory; must be empty or not there.",
+        help="The new directory, empty or missing.",
         show_default=False,
     ),
 ]
@@ -45,9 +45,9 @@ def verify_command(
     """Check everything: formats, checksums, references both ways, counts, names.
 
     DIR is a store, also one in use; a RabbitMQ virtual host's or node's directory; or a RocketMQ
-    store. Prints a line for each finding: file, offset, what, consequence. Exits 1 when something
-    is damaged. Leftovers of a crash, which the next open repairs, are notes (on standard error;
-    with --json their cause is "crash") and no damage.
+    store. Prints a line for each finding, and exits 1 on damage. Leftovers of a crash, which the
+    next open repairs, are notes on standard error (with --json their cause is "crash") and not
+    damage.
     """
     rocket = _rocket_directory(directory)
     check = Verification(directory, segment_entry_count=entry_count)
@@ -96,8 +96,8 @@ def repair_command(
     """Make a sound copy of a damaged store, with everything that can be saved.
 
     DIR is not changed. Order, seq_ids, redelivered flags, keys, headers, expiry and settings are
-    kept; damaged bytes are copied to NEW/quarantine. Prints what was saved and what was not, and
-    exits 1 if anything was not.
+    kept. Damaged bytes are copied to NEW/quarantine. Prints what it saved and lost, and exits 1 if
+    it lost anything.
     """
     from qindex.tools.repair import repair
 
@@ -119,7 +119,7 @@ def salvage_command(
         typer.Option(
             "--format",
             "--as",
-            help="A store of ours, or a virtual host's directory that a node starts from: of 3.10 "
+            help="Make a store of qindex, or a virtual host's directory for a node of 3.10 "
             "to 3.12, or of 4.0 and later.",
         ),
     ] = "qindex",
@@ -127,10 +127,10 @@ def salvage_command(
     entry_count: EntryCountOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Save the messages of a RabbitMQ node (3.10 to 4.3) that does not start any more.
+    """Save the messages of a RabbitMQ node (3.10 to 4.3) that does not start.
 
-    RABBITMQ_DIR is not changed. Prints what was saved and what was not, and exits 1 if anything
-    was not. docs/rabbitmq.md tells how a node takes over what --as rabbitmq or rabbitmq-4 gave.
+    RABBITMQ_DIR is not changed. Prints what it saved and lost, and exits 1 if it lost anything.
+    docs/rabbitmq.md says how a node takes over the result of --as rabbitmq or rabbitmq-4.
     """
     from qindex.tools.salvage import salvage
 
@@ -158,18 +158,16 @@ def convert_command(
     to: Annotated[int, typer.Option("--to", min=1, max=2, help="The version.")],
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out", metavar="NEW", help="For a store of ours: the new directory for a node."
-        ),
+        typer.Option("--out", metavar="NEW", help="For a store of qindex: the new directory."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Convert the queues of a RabbitMQ node's directory to version 2 of their files, or to 1.
 
-    Version 2 is what nodes of 4.3 read alone; version 1 is for nodes of 3.10 to 3.12. In place,
-    while the node is stopped; if it is cut short, run it again before the node is started. A
-    directory with damage is refused, unchanged (see salvage). A store of ours becomes, in NEW,
-    the directory of a virtual host.
+    Nodes of 4.3 read only version 2; nodes of 3.10 to 3.12 read version 1. The directory is
+    converted in place, while the node is stopped. Run an interrupted conversion again before you
+    start the node. A damaged directory is refused unchanged (see salvage). With --out, a store of
+    qindex becomes the directory of a virtual host.
     """
     from qindex.tools.convert import convert
 
@@ -199,7 +197,7 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
     for declared in report.declarations:
         print_line(_declaration(declared))
     for path in report.quarantined:
-        print_note(f"set aside: {os.path.join(report.target, path)}")
+        print_note(f"quarantined: {os.path.join(report.target, path)}")
     print_line(
         f"{report.target}: {report.messages} messages in {len(report.queues)} queues, "
         f"{report.stored_messages} in the message store; {_verdict(report)}"

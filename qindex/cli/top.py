@@ -99,10 +99,9 @@ def top_command(
 ) -> int:
     """Show the queues, their rates and the message store's garbage, live.
 
-    Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
-    looks. Each look reads the index anew: a large store is looked at less often, so that this
-    takes a fifth of a processor. Keys: n m b p sort, q quits. Where standard output is no
-    terminal, or with --once or --json, one look is printed.
+    Reads only files, takes no lock and changes nothing. Rates are the changes between two looks. A
+    large store is looked at less often, to use at most a fifth of a processor. Keys: n m b p sort,
+    q quits. With --once or --json, or if standard output is not a terminal, it prints one look.
     """
     look = Look.take(directory)
     if as_json:

@@ -46,7 +46,7 @@ def publish_command(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FILE]...", help="Files; standard input without.", show_default=False
+            metavar="[FILE]...", help="Files. Default: standard input.", show_default=False
         ),
     ] = None,
     lines: Annotated[
@@ -60,10 +60,11 @@ def publish_command(
     ] = None,
     key: Annotated[str | None, typer.Option(help="The messages' key.")] = None,
     ttl: Annotated[
-        float | None, typer.Option(help="Seconds after which they are dropped at the head.")
+        float | None,
+        typer.Option(help="Seconds after which a message is dropped once it is at the head."),
     ] = None,
     delay: Annotated[
-        float | None, typer.Option(help="Seconds before which they are not delivered.")
+        float | None, typer.Option(help="Seconds before which a message is not delivered.")
     ] = None,
     unique: Annotated[
         str | None,
@@ -76,7 +77,7 @@ def publish_command(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Wait until they are on disk.")
+        bool, typer.Option("--confirm", help="Wait until the messages are on disk.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -205,29 +206,31 @@ def _lines(read: Callable[[], bytes]) -> Iterator[list[bytes]]:
 def consume_command(
     directory: Directory,
     queue: QueueName,
-    count: Annotated[int | None, typer.Option(min=0, help="Take this many at most.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=0, help="Take at most this many messages.")
+    ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help='Seconds to wait for another message; "inf": for ever.', min=0),
+        typer.Option(help='Seconds to wait for another message; "inf": forever.', min=0),
     ] = 0.0,
     lease: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Take one at a time: what could not be written in so long goes back to its place.",
+            help="Take one at a time. A message that is not written in time goes back.",
         ),
     ] = None,
     keep: Annotated[
         bool,
-        typer.Option("--peek", help="Look only: take nothing, change nothing."),
+        typer.Option("--peek", help="Only look: take nothing, change nothing."),
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Take messages out of a queue: each body is written to standard output, and a newline.
 
-    A message is acknowledged when it has left this process; if standard output is closed before,
-    or this process is killed, or its reader takes longer than the lease, it is delivered
-    again. Damaged messages are reported and skipped.
+    A message is acknowledged when it has left this process. It is delivered again if standard
+    output is closed before, if this process is killed, or if the reader takes longer than the
+    lease. Damaged messages are reported and skipped.
     """
     if math.isnan(timeout):
         raise UsageError("timeout must be seconds from 0 on, not nan")

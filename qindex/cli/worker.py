@@ -27,14 +27,14 @@ def worker_command(
         str,
         typer.Argument(
             help="module:name of a callable, a coroutine function, or a mapping from message types "
-            "to these. Modules are looked for in this directory, too.",
+            "to these. Modules of the working directory are found.",
             show_default=False,
         ),
     ],
     directory: Directory,
     queue: QueueName,
     processes: Annotated[
-        int, typer.Option(min=0, help="Run handlers in so many processes; 0: in threads.")
+        int, typer.Option(min=0, help="Run handlers in this many processes; 0: in threads.")
     ] = 0,
     concurrency: Annotated[
         int, typer.Option(min=1, help="Handlers that run at a time, in threads or coroutines.")
@@ -62,7 +62,7 @@ def worker_command(
     ] = 30.0,
     max_tasks: Annotated[
         int | None,
-        typer.Option(min=1, help="Replace a process after so many messages.", show_default=False),
+        typer.Option(min=1, help="Replace a process after this many messages.", show_default=False),
     ] = None,
     max_memory: Annotated[
         int | None,
@@ -78,22 +78,22 @@ def worker_command(
     durability: Annotated[
         str | None,
         typer.Option(
-            help="os or fsync, where no server has the store yet.", show_default="the server's"
+            help="os or fsync, if no server has the store yet.", show_default="the server's"
         ),
     ] = None,
     schedules: Annotated[
-        bool, typer.Option("--schedules", help="Publish the messages of schedules, too.")
+        bool, typer.Option("--schedules", help="Also publish the messages of schedules.")
     ] = False,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when no message is ready.")
     ] = False,
 ) -> int:
-    """Run a handler for each message of a queue, until SIGTERM or SIGINT; makes both store and
-    queue.
+    """Run a handler for each message of a queue, until SIGTERM or SIGINT.
 
-    A handler that raises has its message delivered again after a pause; after its last attempt it
-    goes to the dead-letter queue. Other processes can use the store meanwhile. A second signal
-    ends at once. Exits with 1 where handlers were still running at the end.
+    It makes both store and queue, and other processes can use the store meanwhile. If a handler
+    raises, its message is delivered again after a pause, and goes to the dead-letter queue after
+    its last attempt. A second signal ends at once. Exits 1 if handlers were still running at the
+    end.
     """
     sys.path.append(os.getcwd())  # last: nothing there takes the place of another module
     load_handlers(handler)  # or an error before anything is opened

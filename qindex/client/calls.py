@@ -504,7 +504,7 @@ class OpenTransaction:
 
     def _request(self, verb: int, *values: Any) -> Request:
         if self._at is None or self._is_over:
-            why = "is over" if self._is_over else "is used in a with block"
+            why = "is over" if self._is_over else "must be used in a with block"
             raise UsageError(f"the transaction {why}")
         self.check()
         return self._at[0], verb, self._at[1], *values
@@ -635,7 +635,7 @@ class Ahead:
                 # As long as it takes: somebody settles one, or a lease ends.
                 seconds = min(_LONG_HELD, self.lease or _LONG_HELD)
             if not (yield (seconds,)) and not is_full:
-                # Those that came just now are before the reply.
+                # Messages that came just now are before the reply.
                 yield ANY, wire.WANT, True, self.last_tag
                 self.take_in(link, generation)
                 return bool(self.ready)

@@ -91,7 +91,33 @@ class SharedEngine:
         max_priority: int | Unset | None = None,
         serializer: str | Serializer | None = None,
     ) -> SharedQueue:
-        """Return the queue of this name; see :meth:`qindex.engine.engine.Engine.queue`."""
+        """Return the queue of this name, and make it if there is none.
+
+        Settings are kept with the queue. None leaves a setting as it is, :data:`qindex.UNSET`
+        removes it, and a change applies at once (docs/limits.md).
+
+        Args:
+            name: The queue's name, up to 255 bytes.
+            message_ttl: Seconds after which a message is dropped once it is at the head.
+            max_length: The most messages.
+            max_bytes: The most bytes of bodies.
+            overflow: What a publish to a full queue does: ``"reject"``, ``"block"`` or
+                ``"drop-head"``.
+            delivery_limit: Deliveries after which a message is a dead letter.
+            dead_letter: The queue that gets dead letters. Without it they are dropped.
+            backoff: The pause before the next delivery, ``"exponential:BASE:CAP"`` in seconds.
+            max_priority: 1 to 255 makes it a priority queue. It can be set only while the queue is
+                empty.
+            serializer: What this process publishes values with: ``"json"``, ``"msgpack"``,
+                ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``. It is not kept with
+                the queue.
+
+        Returns:
+            The queue.
+
+        Raises:
+            UsageError: The name or a setting is wrong.
+        """
         given = {
             "message_ttl": message_ttl,
             "max_length": max_length,
@@ -131,12 +157,26 @@ class SharedEngine:
         return True
 
     def queue_names(self) -> list[str]:
-        """Return the names of all queues, sorted."""
+        """Return the names of all queues.
+
+        Returns:
+            The names, sorted.
+        """
         names: list[str] = self._home.call(None, ANY, wire.QUEUE_NAMES)[0]
         return names
 
     def delete_queue(self, name: str) -> int:
-        """Delete a queue and its messages; returns how many messages it held."""
+        """Delete a queue and its messages.
+
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The number of messages it held, which are lost.
+
+        Raises:
+            UsageError: There is no such queue.
+        """
         checked_name(name)
         count: int = self._home.call(None, ANY, wire.DELETE_QUEUE, name)[0]
         self._queues.pop(name, None)
@@ -165,8 +205,16 @@ class SharedEngine:
         *,
         lease: float | None = None,
     ) -> Delivery | None:
-        """Take the next message of the first of several queues that has one; see
-        :meth:`qindex.engine.engine.Engine.get`. A name costs a round trip more than a queue."""
+        """Take the next message of the first of several queues that has one.
+
+        Args:
+            queues: Queues of this engine, or their names. A name costs one more round trip.
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The delivery, whose ``queue_name`` says where it is from. None if none came in time.
+        """
         if isinstance(queues, SharedQueue):
             raise UsageError("queues must be a list, not a queue: use queue.get()")
         given = listed(queues, "queues")
@@ -191,8 +239,23 @@ class SharedEngine:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[FanOutOptions],
     ) -> list[int]:
-        """Publish one message to several queues; see
-        :meth:`qindex.engine.engine.Engine.publish_to`."""
+        """Publish one message to several queues.
+
+        Args:
+            queues: The names of the queues, each once.
+            body: Bytes, or a Message with its own key, headers and properties.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            options: The keyword arguments of :meth:`qindex.Engine.publish_to`.
+
+        Returns:
+            Its seq_id in each queue, in their order.
+
+        Raises:
+            QueueFullError: One of the queues is full; none has the message.
+            DisconnectedError: The server died. The message may be published; see ``maybe_done``.
+        """
         message = message_of(body, key, headers, properties, time_ns())
         given = calls.options_of(options, FanOutOptions)
         names, parts = listed(queues, "queues"), calls.message_parts(message)
@@ -200,7 +263,11 @@ class SharedEngine:
         return seqs
 
     def transaction(self) -> SharedTransaction:
-        """Return a transaction; see :meth:`qindex.engine.engine.Engine.transaction`."""
+        """Return a transaction, for a ``with`` block whose end commits it.
+
+        Returns:
+            A transaction, which is rolled back if the client or the server dies.
+        """
         return SharedTransaction(self._home, self.queue)
 
     # -- schedules ------------------------------------------------------------------------------
@@ -208,15 +275,26 @@ class SharedEngine:
     def schedule(
         self, name: str, cron: str | None = None, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        """Publish a message at set times, durably; see
-        :meth:`qindex.engine.engine.Engine.schedule`."""
+        """Publish a message at set times, durably.
+
+        Args:
+            name: The name of the schedule, unique in the store.
+            cron: A cron expression. None if ``every`` is given.
+            options: The keyword arguments of :meth:`qindex.Engine.schedule`.
+
+        Returns:
+            The schedule.
+        """
         from qindex.worker import schedules
 
         return schedules.schedule(self, name, cron, **options)
 
     def schedules(self) -> dict[str, Schedule]:
-        """Return the schedules of the store by name; see
-        :meth:`qindex.engine.engine.Engine.schedules`."""
+        """Return the schedules of the store by name.
+
+        Returns:
+            The schedules as they are at this moment.
+        """
         from qindex.worker import schedules
 
         return schedules.schedules(self)
@@ -232,12 +310,20 @@ class SharedEngine:
         self._home.call(None, ANY, wire.FLUSH)
 
     def stats(self) -> EngineStats:
-        """Return the figures of the store and of the queues that the server has used."""
+        """Return the figures of the store, and of the queues that the server has used.
+
+        Returns:
+            The figures at this moment.
+        """
         found: EngineStats = wire.from_plain(self._home.call(None, ANY, wire.STATS)[0])
         return found
 
     def compact(self) -> CompactionReport | None:
-        """Reclaim the space of dead messages in the message store."""
+        """Reclaim the space of dead messages in the message store now.
+
+        Returns:
+            A report of the reclaimed space. None if there is no message store.
+        """
         found: CompactionReport | None = wire.from_plain(
             self._home.call(None, ANY, wire.COMPACT)[0]
         )
@@ -249,12 +335,13 @@ class SharedEngine:
         return self._home.is_closed
 
     def close(self, drain: float = 0) -> None:
-        """End this process's session; what it has not settled goes back, uncounted.
+        """End this process's session. Its unsettled deliveries go back, uncounted.
 
-        ``drain``: first wait up to so many seconds until all that this process was given is
-        settled. Meanwhile ``get`` raises :class:`~journal.errors.ClosedError`, and ``consume``
-        ends. The store stays open in the server as long as others use it, and ``linger`` seconds
-        longer.
+        The store stays open in the server while others use it, and ``linger`` seconds longer.
+
+        Args:
+            drain: Seconds to wait first until this process has settled its deliveries. Meanwhile
+                ``get`` raises :class:`~journal.errors.ClosedError`, and ``consume`` ends.
         """
         home = self._home
         if home.is_closed:

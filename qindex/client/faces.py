@@ -37,21 +37,32 @@ class AnyConsumer(Protocol):
 
 
 class AnyQueue(Protocol):
-    """A queue: :class:`qindex.Queue` or :class:`qindex.SharedQueue`. The former describes the
-    methods."""
+    """A queue: :class:`qindex.Queue`, which describes the arguments, or
+    :class:`qindex.SharedQueue`."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def directory(self) -> str: ...
-    @property
-    def settings(self) -> QueueSettings: ...
+    def name(self) -> str:
+        """The queue's name."""
 
-    def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int: ...
+    @property
+    def directory(self) -> str:
+        """The directory of its store."""
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings."""
+
+    def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
+        """Append a message and return its seq_id."""
+
     def publish_many(
         self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
-    ) -> range: ...
-    def reserve(self, count: int) -> int: ...
+    ) -> range:
+        """Append a batch with one write and return the range of its seq_ids."""
+
+    def reserve(self, count: int) -> int:
+        """Reserve seq_ids for the next ``count`` messages, durably on return."""
+
     @overload
     def get(
         self, timeout: None = None, *, lease: float | None = None, ack: Delivery | None = None
@@ -71,23 +82,43 @@ class AnyQueue(Protocol):
         lease: float | None = None,
         ack: Delivery | None = None,
         seq_id: int | None = None,
-    ) -> Delivery | None: ...
-    def find(self, key: str, max_messages: int = 100) -> list[Delivery]: ...
+    ) -> Delivery | None:
+        """Take the next message. It stays in the queue until it is acknowledged."""
+
+    def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the ready and delayed messages with a key, without taking them."""
+
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
-    ) -> Batch: ...
+    ) -> Batch:
+        """Take up to ``max_messages`` at once, in order, with one append for each priority."""
+
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
-    ) -> AnyConsumer: ...
-    def peek(self, max_messages: int = 1) -> list[Delivery]: ...
-    def ack(self, delivery: Delivery) -> None: ...
-    def ack_many(self, deliveries: Iterable[Delivery]) -> None: ...
-    def ack_up_to(self, seq_id: int) -> int: ...
-    def nack(
-        self, delivery: Delivery, *, delay: float | None = None, count: bool = True
-    ) -> None: ...
-    def cancel(self, seq_id: int) -> bool: ...
-    def reject(self, delivery: Delivery, reason: str | None = None) -> None: ...
+    ) -> AnyConsumer:
+        """Yield messages as they come, until none came for ``timeout`` seconds."""
+
+    def peek(self, max_messages: int = 1) -> list[Delivery]:
+        """Look at the next messages without taking them. O(max_messages)."""
+
+    def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery: its message never comes back once this is durable."""
+
+    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge a batch with one write."""
+
+    def ack_up_to(self, seq_id: int) -> int:
+        """Acknowledge all outstanding deliveries up to a seq_id."""
+
+    def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
+        """Requeue a message at its place, to be delivered again."""
+
+    def cancel(self, seq_id: int) -> bool:
+        """Drop a message that was never delivered, delayed or not."""
+
+    def reject(self, delivery: Delivery, reason: str | None = None) -> None:
+        """Refuse a message for good: it becomes a dead letter, or is dropped."""
+
     def move(
         self,
         delivery: Delivery,
@@ -95,15 +126,33 @@ class AnyQueue(Protocol):
         *,
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
-    ) -> None: ...
-    def extend_lease(self, delivery: Delivery, seconds: float) -> None: ...
-    def configure(self, **settings: Any) -> None: ...
-    def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures: ...
-    def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport: ...
-    def purge(self) -> int: ...
-    def flush(self) -> None: ...
-    def sync(self) -> None: ...
-    def stats(self) -> QueueStats: ...
+    ) -> None:
+        """Put a message into another queue of the engine, all or nothing."""
+
+    def extend_lease(self, delivery: Delivery, seconds: float) -> None:
+        """Let the lease of a delivery end ``seconds`` from now."""
+
+    def configure(self, **settings: Any) -> None:
+        """Change settings of the queue, as :meth:`qindex.engine.engine.Engine.queue` does."""
+
+    def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures:
+        """Run a handler for each message until SIGTERM or SIGINT."""
+
+    def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
+        """Put dead letters back into the queues that they died in."""
+
+    def purge(self) -> int:
+        """Drop all ready and delayed messages. Those with consumers stay."""
+
+    def flush(self) -> None:
+        """Bring the journal into the segment files and empty it."""
+
+    def sync(self) -> None:
+        """Make all that returned before durable against power loss. Concurrent callers share."""
+
+    def stats(self) -> QueueStats:
+        """Return the queue's figures at this moment."""
+
     def __len__(self) -> int: ...
 
 
@@ -119,24 +168,33 @@ class AnyTransaction(Protocol):
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[InOptions],
-    ) -> int: ...
-    def ack(self, delivery: Delivery) -> None: ...
+    ) -> int:
+        """Publish a message once the transaction is committed."""
+
+    def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery once the transaction is committed."""
+
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
 
 class AnyEngine(Protocol):
-    """An engine: :class:`qindex.Engine` or :class:`qindex.SharedEngine`. The former describes the
-    methods."""
+    """An engine: :class:`qindex.Engine`, which describes the arguments, or
+    :class:`qindex.SharedEngine`."""
 
     directory: str
 
     @property
-    def options(self) -> Options: ...
+    def options(self) -> Options:
+        """The options that it was opened with."""
+
     @property
-    def findings(self) -> list[Finding]: ...
+    def findings(self) -> list[Finding]:
+        """Findings of recovery, and damage that was met since."""
+
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether it was closed, or is just being closed, or was opened before a fork."""
 
     def queue(
         self,
@@ -151,9 +209,15 @@ class AnyEngine(Protocol):
         backoff: str | Unset | None = None,
         max_priority: int | Unset | None = None,
         serializer: str | Serializer | None = None,
-    ) -> AnyQueue: ...
-    def queue_names(self) -> list[str]: ...
-    def delete_queue(self, name: str) -> int: ...
+    ) -> AnyQueue:
+        """Return the queue of this name, and make it if there is none."""
+
+    def queue_names(self) -> list[str]:
+        """Return the names of all queues."""
+
+    def delete_queue(self, name: str) -> int:
+        """Delete a queue and its messages."""
+
     @overload
     def get(
         self, queues: Sequence[Any], timeout: None = None, *, lease: float | None = None
@@ -164,7 +228,9 @@ class AnyEngine(Protocol):
     ) -> Delivery | None: ...
     def get(
         self, queues: Sequence[Any], timeout: float | None = None, *, lease: float | None = None
-    ) -> Delivery | None: ...
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one."""
+
     def publish_to(
         self,
         queues: Sequence[str],
@@ -174,16 +240,34 @@ class AnyEngine(Protocol):
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[FanOutOptions],
-    ) -> list[int]: ...
-    def transaction(self) -> AnyTransaction: ...
+    ) -> list[int]:
+        """Publish one message to several queues."""
+
+    def transaction(self) -> AnyTransaction:
+        """Return a transaction: publishes and acks in several queues, all of them or none."""
+
     def schedule(
         self, name: str, cron: str | None = None, **options: Unpack[ScheduleOptions]
-    ) -> Schedule: ...
-    def schedules(self) -> dict[str, Schedule]: ...
-    def sync(self) -> None: ...
-    def flush(self) -> None: ...
-    def stats(self) -> EngineStats: ...
-    def compact(self) -> CompactionReport | None: ...
-    def close(self, drain: float = 0) -> None: ...
+    ) -> Schedule:
+        """Publish a message at set times, durably."""
+
+    def schedules(self) -> dict[str, Schedule]:
+        """Return the schedules of the store by name."""
+
+    def sync(self) -> None:
+        """Make all calls that returned before, on all queues, durable against power loss."""
+
+    def flush(self) -> None:
+        """Bring the journals of all queues into their segment files, durably on return."""
+
+    def stats(self) -> EngineStats:
+        """Return the figures of the store, and of the queues used since it was opened."""
+
+    def compact(self) -> CompactionReport | None:
+        """Reclaim the space of dead messages in the message store now."""
+
+    def close(self, drain: float = 0) -> None:
+        """Sync, leave a snapshot that makes the next open quick, and release the lock."""
+
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...

@@ -258,7 +258,7 @@ class Home:
         self._is_connecting = False
         self._stamp = forks.stamp()
         self._forget()
-        # Those that other threads of the parent were using at the fork, too: the session of the
+        # Also the links that other threads of the parent were using at the fork: the session of the
         # parent lasts as long as any of them is open.
         made, self._made = self._made, []
         for one in made:

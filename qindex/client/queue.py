@@ -108,7 +108,7 @@ class SharedOwner(Owner):
         self.make(calls.lease_request(self, delivery, seconds))
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
-        """Take back those that are not settled, as if they had not been delivered."""
+        """Take back the unsettled deliveries, as if they had not been delivered."""
         pairs = self.marked_back(deliveries)
         if pairs:
             self.home.call(None, ANY, wire.TAKE_BACK, pairs)
@@ -178,7 +178,18 @@ class SharedQueue(Opens):
     # -- publishing -----------------------------------------------------------------------------
 
     def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
-        """Append a message; see :meth:`qindex.queue.queue.Queue.publish`."""
+        """Append a message and return its seq_id.
+
+        Args:
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            options: The keyword arguments of :meth:`qindex.Queue.publish`.
+
+        Returns:
+            The seq_id, unique in this queue and never reused.
+
+        Raises:
+            DisconnectedError: The server died. The message may be published; see ``maybe_done``.
+        """
         given: Any = body
         if self._coder is not None:
             given = encoded(self._coder, body, options)
@@ -190,12 +201,27 @@ class SharedQueue(Opens):
     def publish_many(
         self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
     ) -> range:
-        """Append a batch; see :meth:`qindex.queue.queue.Queue.publish_many`."""
+        """Append a batch with one write and return the range of its seq_ids.
+
+        Args:
+            messages: Bodies, Messages, or values if the queue has a serializer.
+            options: The keyword arguments of :meth:`qindex.Queue.publish_many`.
+
+        Returns:
+            The seq_ids, in the order of the messages.
+        """
         requests = calls.batch_requests(coded(self._coder, messages), options)
         return range(*self._home.call_together(self, requests)[1])
 
     def reserve(self, count: int) -> int:
-        """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
+        """Reserve seq_ids for the next messages, durably on return.
+
+        Args:
+            count: The number of seq_ids.
+
+        Returns:
+            The first of them.
+        """
         return int(self._call(ANY, wire.RESERVE, count)[0])
 
     # -- delivering -----------------------------------------------------------------------------
@@ -220,9 +246,16 @@ class SharedQueue(Opens):
         ack: Delivery | None = None,
         seq_id: int | None = None,
     ) -> Delivery | None:
-        """Take the next message; see :meth:`qindex.queue.queue.Queue.get`.
+        """Take the next message. It stays in the queue until it is acknowledged.
 
-        ``ack``: a delivery of this queue that is acknowledged first, in the same request.
+        Args:
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+            ack: A delivery of this queue to acknowledge first, in the same request.
+            seq_id: Take this message, delayed or not, without waiting.
+
+        Returns:
+            The delivery. None if no message came in time, or message ``seq_id`` can't be taken.
         """
         return self._get(timeout, lease, ack, seq_id)
 
@@ -260,26 +293,58 @@ class SharedQueue(Opens):
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``max_messages`` at once; see :meth:`qindex.queue.queue.Queue.get_many`."""
+        """Take several messages at once, in order.
+
+        Args:
+            max_messages: The most messages to take.
+            timeout: Seconds to wait for the first one. 0 does not wait. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The batch. It is empty if no message came in time.
+        """
         self._check_delivery()
         return run(calls.get_many(self, max_messages, timeout, lease, self._own), self._make)
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> SharedConsumer:
-        """Yield messages as they come; see :meth:`qindex.queue.queue.Queue.consume`.
+        """Yield messages as they come, until none came for ``timeout`` seconds.
 
-        The server sends up to ``prefetch`` messages ahead. Messages that the loop was not given go
-        back as it ends, and do not count as delivered.
+        The server sends messages ahead. Messages that the loop did not reach go back when it ends,
+        and do not count as delivered.
+
+        Args:
+            prefetch: The most messages that are sent ahead, or unacknowledged.
+            timeout: Seconds without a message after which the loop ends. None: never.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            An iterator with a ``stop()`` method.
         """
         return SharedConsumer(self, prefetch, timeout, lease)
 
     def peek(self, max_messages: int = 1) -> list[Delivery]:
-        """Look at the next messages without taking them."""
+        """Look at the next messages without taking them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            Up to ``max_messages`` deliveries, which can't be settled.
+        """
         return list(run(calls.peek(max_messages), self._make))
 
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key; see :meth:`qindex.queue.queue.Queue.find`."""
+        """Look at the messages with a key, without taking them.
+
+        Args:
+            key: The key that the messages were published with.
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages that are ready or delayed, in the order of their seq_ids.
+        """
         return list(run(calls.find(key, max_messages), self._make))
 
     def _check_delivery(self) -> None:
@@ -292,29 +357,75 @@ class SharedQueue(Opens):
         return cast("SharedOwner", owner_of(self, delivery))
 
     def ack(self, delivery: Delivery) -> None:
-        """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
+        """Acknowledge a delivery: its message never comes back.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         self._owner_of(delivery).ack(delivery)
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
+        """Acknowledge a batch with one write.
+
+        Args:
+            deliveries: Deliveries of this queue that are not settled.
+
+        Raises:
+            StoreError: As :meth:`ack`. None was acknowledged.
+        """
         run(calls.ack_many(self, deliveries), self._make)
 
     def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries, of all processes, with a seq_id up to this one;
-        gives their number."""
+        """Acknowledge all outstanding deliveries, of all processes, up to a seq_id.
+
+        Args:
+            seq_id: The highest seq_id.
+
+        Returns:
+            The number of acknowledged deliveries.
+        """
         return int(self._call(ANY, wire.ACK_UP_TO, seq_id)[0])
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
-        """Requeue a message; see :meth:`qindex.queue.queue.Queue.nack`."""
+        """Requeue a message at its place, to be delivered again.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            delay: Seconds before which it is not delivered again. None: the queue's ``backoff``.
+            count: Whether this delivery counts towards the ``delivery_limit``.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         self._owner_of(delivery).nack(delivery, delay, count)
 
     def cancel(self, seq_id: int) -> bool:
-        """Drop a message that was never delivered; see
-        :meth:`qindex.queue.queue.Queue.cancel`."""
+        """Drop a message that was never delivered, delayed or not.
+
+        Args:
+            seq_id: The seq_id that publishing the message returned.
+
+        Returns:
+            True if no consumer has had the message and none will. False if nothing changed.
+        """
         return bool(self._call(ANY, wire.CANCEL_MESSAGE, seq_id)[0])
 
     def reject(self, delivery: Delivery, reason: str | None = None) -> None:
-        """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`."""
+        """Refuse a message for good: it becomes a dead letter, or is dropped.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            reason: A text for the reader of the dead letter.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         self._owner_of(delivery).reject(delivery, reason)
 
     def move(
@@ -325,35 +436,81 @@ class SharedQueue(Opens):
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
     ) -> None:
-        """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
+        """Put a message into another queue of the store, all or nothing.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            queue: The name of the other queue, which is made if there is none.
+            headers: The message's new headers. None: its present ones.
+            delay: Seconds before which it is not delivered there.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         self._owner_of(delivery).move(delivery, queue, headers, delay)
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
-        """Let the lease of a delivery end ``seconds`` from now."""
+        """Let the lease of a delivery end ``seconds`` from now.
+
+        Args:
+            delivery: A delivery with a lease.
+            seconds: The new time that is left.
+
+        Raises:
+            LeaseExpiredError: The lease has ended.
+            UsageError: The delivery has no lease, or the lease would get shorter.
+        """
         self._owner_of(delivery).extend_lease(delivery, seconds)
 
     # -- the whole queue ------------------------------------------------------------------------
 
     def configure(self, **settings: Any) -> None:
-        """Change settings of the queue; see :meth:`qindex.queue.queue.Queue.configure`."""
+        """Change settings of the queue. They are kept with it.
+
+        Args:
+            settings: The settings to change, by name. ``qindex.UNSET`` takes one away.
+
+        Raises:
+            UsageError: There is no such setting, or its value is wrong.
+        """
         values, unset = calls.settings_of(changeable(settings))
         self._home.call(self, ANY, wire.READY)  # not a queue that was deleted
         self._home.call_together(None, ((ANY, wire.OPEN, self.name, True, values, unset),))
 
     def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures:
-        """Run a handler for each message; see :class:`qindex.worker.Worker`."""
+        """Run a handler for each message until SIGTERM or SIGINT.
+
+        Args:
+            handler: A function of a delivery, its ``module:name``, or a mapping from message types.
+            options: The keyword arguments of :class:`qindex.worker.Worker`.
+
+        Returns:
+            The worker's figures.
+        """
         from qindex.worker.run import Worker
 
         return Worker(self, handler, **options).run()
 
     def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
-        """Put dead letters back; see :func:`qindex.worker.redriving.redrive`."""
+        """Put dead letters back into the queues that they died in.
+
+        Args:
+            options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
+
+        Returns:
+            The numbers of moved and left messages.
+        """
         from qindex.worker.redriving import redrive
 
         return redrive(self, **options)
 
     def purge(self) -> int:
-        """Drop all ready messages; return their number. Those with consumers stay theirs."""
+        """Drop all ready messages. Those with consumers stay.
+
+        Returns:
+            The number of dropped messages.
+        """
         return int(self._call(ANY, wire.PURGE)[0])
 
     def flush(self) -> None:
@@ -499,8 +656,17 @@ class SharedConsumer:
             return run(self._ahead.await_one(link, link.generation, deadline), make)
 
     def make(self, request: Request) -> list[Any] | None:
-        """Settle a delivery through the connection of the consumer, where no other thread waits
-        there: the reply brings the next messages. None: it is to be done elsewhere."""
+        """Settle a delivery through the connection of the consumer.
+
+        The reply brings the next messages.
+
+        Args:
+            request: The request, whose deliveries came over this connection.
+
+        Returns:
+            The values of the reply. None if the request must go another way: the connection is
+            another one by now, or a thread waits on it.
+        """
         link = self._link
         if link is None or request[0] != link.generation or not link.is_clean:
             return None
@@ -521,7 +687,7 @@ class SharedConsumer:
         return result(reply) if reply[1] else reply[2:]
 
     def _end(self) -> None:
-        """Give the messages that were not handed out back to the server."""
+        """Return to the server the messages that were not handed out."""
         link, self._link = self._link, None
         ahead = self._ahead
         ahead.ready.clear()
@@ -539,7 +705,7 @@ class SharedConsumer:
             home.give(link)
 
     def _leave(self, link: Link) -> None:
-        """Give the messages that were not handed out back to the server. Nothing more is read from
+        """Return to the server the messages that were not handed out. Nothing more is read from
         the link."""
         with suppress(UnsentError):
             link.tell(wire.CANCEL, self._ahead.last_tag)

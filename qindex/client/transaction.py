@@ -43,8 +43,19 @@ class SharedTransaction:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[InOptions],
     ) -> int:
-        """Publish a message once the transaction is committed; see
-        :meth:`qindex.Transaction.publish`."""
+        """Publish a message when the transaction is committed.
+
+        Args:
+            queue: The queue, or its name.
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            options: The other keyword arguments of :meth:`qindex.Transaction.publish`.
+
+        Returns:
+            The seq_id that the message gets.
+        """
         target = queue if isinstance(queue, SharedQueue) else self._queue_of(queue)
         given: Any = body
         if target._coder is not None:
@@ -61,8 +72,11 @@ class SharedTransaction:
             raise
 
     def ack(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery once the transaction is committed; see
-        :meth:`qindex.Transaction.ack`."""
+        """Acknowledge a delivery when the transaction is committed.
+
+        Args:
+            delivery: A delivery of this store that is not settled.
+        """
         queue, request = self._calls.ack(delivery)
         self._make(queue, request)
         self._calls.acked(delivery)

@@ -58,7 +58,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def settle(self, count: int) -> None:
-        """Acknowledge the oldest ``count`` messages of those that were taken."""
+        """Acknowledge the oldest ``count`` of the messages that were taken."""
 
 
 class PollingReceiver(Receiver):
@@ -85,7 +85,7 @@ class Store(ABC):
 
     @abstractmethod
     def receiver(self, queue: int, group: int, number: int) -> Receiver:
-        """The consumer ``number`` of those that share a queue in a group."""
+        """Consumer ``number`` of the consumers that share a queue in a group."""
 
     @abstractmethod
     def close(self) -> None: ...

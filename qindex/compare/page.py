@@ -257,7 +257,7 @@ def _recovery(plan: Plan, results: Results) -> str:
         if points:
             lines.append(Line(kind.title, number, points, ranges, marks=True, labels=labels))
     caption = (
-        "A process is killed with kill -9 while so many messages wait; from opening the store "
+        "A process is killed with kill -9 while this many messages wait; from opening the store "
         "again to the first message. Lower is better; bars reach from the fastest round to the "
         "slowest."
     )

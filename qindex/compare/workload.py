@@ -176,7 +176,7 @@ def read_workload(path: Path) -> Workload:
     try:
         values = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UsageError(f"{path}: is no JSON: {error}") from error
+        raise UsageError(f"{path}: is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path}: a workload is one JSON object")
     base = find_preset(str(values.pop("preset"))) if "preset" in values else None

@@ -223,7 +223,7 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
         return [one.body for one in self.tasks.peek(MOST if limit is None else limit)]
 
     def flush_queue(self) -> None:
-        """Drop the tasks that are ready, and leave those that wait for their time."""
+        """Drop the ready tasks, and leave the scheduled ones."""
         while batch := self.tasks.get_many(_MOVED_TOGETHER, timeout=0):
             self.tasks.ack_many(batch)
 

@@ -24,8 +24,25 @@ from qindex.queue.queue import take_last
 class Serializer(Protocol):
     """Turns items into bytes and back: ``pickle``, ``marshal``, ``json`` with bytes, ..."""
 
-    def dumps(self, item: Any, /) -> bytes: ...  # noqa: D102
-    def loads(self, data: bytes, /) -> Any: ...  # noqa: D102
+    def dumps(self, item: Any, /) -> bytes:
+        """Turn an item into bytes.
+
+        Args:
+            item: The item.
+
+        Returns:
+            The bytes.
+        """
+
+    def loads(self, data: bytes, /) -> Any:
+        """Turn bytes into an item.
+
+        Args:
+            data: What ``dumps`` returned.
+
+        Returns:
+            The item.
+        """
 
 
 Codec = Literal["pickle", "bytes"] | Serializer
@@ -64,7 +81,7 @@ def _label(codec: Serializer) -> str:
 
 class Held:
     """The items that were got and are not done with: ``got``, each with the thread or task that has
-    it, oldest first, and those that settle themselves, ``taken``, by their seq_ids."""
+    it, oldest first, and the self-settling ones, ``taken``, by their seq_ids."""
 
     def __init__(self) -> None:
         self.got: deque[tuple[Any, Delivery]] = deque()
@@ -129,7 +146,7 @@ class Items:
 
 class _State(shared.Shared):
     """The state that the objects of one queue share: the mutex and its conditions, the items that
-    are held, and the number of those that are not done with."""
+    are held, and the number of items not done yet."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -182,7 +199,11 @@ class Taken:
         self._queue._settle(self._delivery, again=False)
 
     def give_back(self) -> None:
-        """Let it come again, first. Raises as :meth:`done`."""
+        """Let the item come again, first.
+
+        Raises:
+            UsageError: It was settled or given back before.
+        """
         self._queue._settle(self._delivery, again=True)
 
     def __enter__(self) -> Any:
@@ -240,9 +261,9 @@ class PersistentQueue(Items, _StandardQueue[Any]):
     An item that can't be made of its bytes any more goes to the queue ``dead_letter`` (default:
     the name and ``.unreadable``), and :class:`UnreadableItemError` says so, once.
 
-    All methods raise :class:`~journal.errors.ClosedError` after :meth:`close`, in threads that were
-    waiting then, too; and :class:`UsageError` in a signal's handler, or a finalizer, that is run in
-    the middle of a call of its own thread.
+    All methods raise :class:`~journal.errors.ClosedError` after :meth:`close`, also in threads that
+    were waiting. They raise :class:`UsageError` in a signal's handler or finalizer that runs in the
+    middle of a call of its own thread.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -345,11 +366,20 @@ class PersistentQueue(Items, _StandardQueue[Any]):
     # Beside the standard library's methods.
 
     def take(self, block: bool = True, timeout: float | None = None) -> Taken:
-        """Get an item that is settled by itself, by whatever thread: ``with jobs.take() as job``.
+        """Get an item that settles itself: ``with jobs.take() as job``.
 
-        It is done with at the end of the block, which no ``task_done`` is called for, and comes
-        again, first, when the block raises. ``block``, ``timeout`` and :class:`queue.Empty` as in
-        ``get``.
+        It is done at the end of the block, without ``task_done``, in whatever thread. If the block
+        raises, it comes again, first.
+
+        Args:
+            block: Wait for an item.
+            timeout: Seconds to wait. None: forever.
+
+        Returns:
+            The item, for a ``with`` block.
+
+        Raises:
+            queue.Empty: No item came in time.
         """
         if timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
@@ -379,8 +409,11 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             self._state.held.taken.pop(delivery.seq_id, None)
 
     def task_done(self) -> None:
-        """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
-        called more often than there were items, as :meth:`queue.Queue.task_done` does."""
+        """Mark an item as done: it does not come again.
+
+        Raises:
+            ValueError: It was called more often than there were items.
+        """
         state = self._state
         with self.mutex:
             self._check_open()
@@ -398,8 +431,11 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             self._check_open()
 
     def retry_unreadable(self) -> int:
-        """Put messages that were set aside in the dead-letter queue back, after all others, if an
-        item can be made of them again; return how many."""
+        """Return quarantined items that can be read again to the end of the queue.
+
+        Returns:
+            The number of items that came back from the dead-letter queue.
+        """
         with self.mutex:
             self._check_open()
             if self._dead_letter not in self._engine.queue_names():
@@ -418,9 +454,14 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             return bring_back(self._engine.queue(self._dead_letter), put)
 
     def close(self) -> None:
-        """Close, and wake all waiters. Items that were got and not done with come again at the next
-        open. Raises :class:`UsageError` in the middle of a call of the same thread. In a forked
-        child it changes nothing."""
+        """Close, and wake all waiters.
+
+        Items that were got and are not done come again at the next open. In a forked child it
+        changes nothing.
+
+        Raises:
+            UsageError: It is called in the middle of a call of the same thread.
+        """
         if shared.is_inherited(self._engine):
             return
         with self.mutex:

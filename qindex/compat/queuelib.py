@@ -80,12 +80,12 @@ class FifoDiskQueue:
             os.makedirs(self.path, exist_ok=True)
             taken = sorted(os.listdir(self.path))
         except (FileExistsError, NotADirectoryError) as error:
-            raise UsageError(f"{self.path}: is a file, no queue of ours") from error
+            raise UsageError(f"{self.path}: is a file, not a queue of qindex") from error
         except OSError as error:
             raise StorageError(self.path, "the queue can't be opened", error) from error
         for name in taken:
             if name not in _MARKS.values():
-                raise UsageError(f"{self.path}: is no queue of ours: it holds {name!r}")
+                raise UsageError(f"{self.path}: is not a queue of qindex: it holds {name!r}")
         return taken
 
     def _mark(self, marks: list[str]) -> None:
@@ -102,7 +102,14 @@ class FifoDiskQueue:
                 pass
 
     def push(self, data: bytes) -> None:
-        """Append ``data``. Raises :class:`TypeError` if it is not bytes."""
+        """Append an item.
+
+        Args:
+            data: The item.
+
+        Raises:
+            TypeError: It is not bytes.
+        """
         if not isinstance(data, bytes):
             raise TypeError(f"unsupported type: {type(data).__name__}")
         with self._shared.lock:
@@ -110,8 +117,14 @@ class FifoDiskQueue:
             self._queue.publish(data)
 
     def pop(self) -> bytes | None:
-        """Take the next one; ``None`` when there is none. Raises
-        :class:`~journal.errors.DamageError` for a damaged item; the next call goes on."""
+        """Take the next item.
+
+        Returns:
+            The item, or None if there is none.
+
+        Raises:
+            DamageError: The item is damaged. The next call goes on after it.
+        """
         with self._shared.lock:
             self._check_open()
             delivery = self._take()
@@ -124,7 +137,11 @@ class FifoDiskQueue:
         return self._queue.get(0)
 
     def peek(self) -> bytes | None:
-        """Return what :meth:`pop` would give, and leave it."""
+        """Return the next item without taking it.
+
+        Returns:
+            The item, or None if there is none.
+        """
         with self._shared.lock:
             self._check_open()
             return self._peek()
@@ -144,9 +161,13 @@ class FifoDiskQueue:
             raise ClosedError(f"{self.path}: the queue is closed")
 
     def close(self) -> None:
-        """Close; an empty queue is removed by the last object that uses it. Raises
-        :class:`UsageError` in the middle of a call of the same thread. In a forked child it changes
-        nothing."""
+        """Close. The last object of an empty queue removes it.
+
+        In a forked child it changes nothing.
+
+        Raises:
+            UsageError: It is called in the middle of a call of the same thread.
+        """
         if shared.is_inherited(self._engine):
             return
         with self._shared.lock:

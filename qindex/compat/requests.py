@@ -219,7 +219,7 @@ class Requests(shared.Shared):
         set_aside(self.engine, popped.delivery, name, UNREADABLE, why)
         self._settled(popped)
         _log.error(
-            "%s: a request of %r can't be revived (%s): set aside in the queue %r",
+            "%s: a request of %r can't be revived (%s): moved to the queue %r",
             self.engine.directory,
             name,
             why,

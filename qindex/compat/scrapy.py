@@ -15,7 +15,7 @@ crawl needs to go on:
 * the fingerprint of a request, written after the request is in its queue. Killed in between, the
   request is scheduled twice, never not at all.
 
-So each request is handled at least once; those that were being worked on at the kill, twice.
+So each request is handled at least once, and a request in work at the kill twice.
 Requests that can't be serialized are kept in memory only, as Scrapy does it. A request that
 can't be revived, because its class or its callback has gone since, is logged and set aside in the
 queue ``requests.unreadable`` of the store; it is tried again at the next start.
@@ -352,7 +352,14 @@ class Scheduler(plain.Scheduler):
     _use: _Use | None = None
 
     def open(self, spider: Spider) -> Any:
-        """Open the queues, as Scrapy does, and take over what no list knows of."""
+        """Open the queues, also the ones a killed crawl left.
+
+        Args:
+            spider: The spider.
+
+        Returns:
+            What Scrapy's scheduler returns.
+        """
         assert self.crawler is not None
         if self.dqdir is None:
             return super().open(spider)
@@ -420,7 +427,7 @@ class Scheduler(plain.Scheduler):
 
         done = bring_back(queue, put)
         if done:
-            _log.info("%d requests that had been set aside are scheduled again", done)
+            _log.info("%d unreadable requests are scheduled again", done)
         if len(queue):
             _log.warning(
                 "%s: %d requests can't be revived: they are in the queue %r, and are tried again "
@@ -431,7 +438,14 @@ class Scheduler(plain.Scheduler):
             )
 
     def close(self, reason: str) -> Any:
-        """Close the queues; acknowledge the requests that are done."""
+        """Close the queues, and acknowledge the requests that are done.
+
+        Args:
+            reason: Why the crawl ends.
+
+        Returns:
+            What Scrapy's scheduler returns.
+        """
         assert self.crawler is not None
         if self._use is not None and self._use.ledger is not None:
             self._use.ledger.settle()
@@ -460,7 +474,14 @@ class DupeFilter(RFPDupeFilter):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Any:
-        """Make the filter of a crawl."""
+        """Make the filter of a crawl.
+
+        Args:
+            crawler: The crawler.
+
+        Returns:
+            The filter.
+        """
         return cls(crawler)
 
     def open(self) -> None:
@@ -474,7 +495,11 @@ class DupeFilter(RFPDupeFilter):
             self._fingerprints.update(batch.bodies)
 
     def request_seen(self, request: Request) -> bool:
-        """Return whether a request like this was asked about before."""
+        """Return whether a request like this was seen before, and note it.
+
+        Args:
+            request: The request.
+        """
         self._write()
         fingerprint: bytes = self.fingerprinter.fingerprint(request)
         if fingerprint in self._fingerprints:
@@ -489,7 +514,11 @@ class DupeFilter(RFPDupeFilter):
         self._unwritten.clear()
 
     def close(self, reason: str) -> None:
-        """Write the remaining fingerprints."""
+        """Write the remaining fingerprints.
+
+        Args:
+            reason: Why the crawl ends; ignored.
+        """
         self._write()
         if self._engine is not None:
             shared.release(self._engine)
@@ -500,7 +529,11 @@ class Addon:
     """Scrapy's way to several settings with one: ``ADDONS = {"qindex.compat.scrapy.Addon": 0}``."""
 
     def update_settings(self, settings: BaseSettings) -> None:
-        """Set the scheduler, the disk queues and the duplicates filter."""
+        """Set the scheduler, the disk queues and the duplicates filter.
+
+        Args:
+            settings: The settings of the crawl.
+        """
         here = "qindex.compat.scrapy."
         for name, value in (
             ("SCHEDULER", "Scheduler"),

@@ -34,7 +34,7 @@ class UnreadableItemError(StoreError):
         self.delivery = delivery
         self.body: bytes = delivery.body
         self.dead_letter = dead_letter
-        where = f"; it is set aside in queue {dead_letter!r}" if dead_letter is not None else ""
+        where = f"; it is in queue {dead_letter!r}" if dead_letter is not None else ""
         super().__init__(
             f"queue {queue!r}: no item can be made of the message with seq_id {delivery.seq_id} "
             f"({why}){where}"

@@ -85,8 +85,8 @@ _log = logging.getLogger("qindex.engine")
 
 LOOK = 0.01
 """Seconds between two looks for messages that are out, while the engine waits for their acks."""
-_LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True looks at the store meanwhile"
-_SERVER_REMEDY = "it is a server: shared=True uses it, too, and read_only=True looks at the store"
+_LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True reads the store meanwhile"
+_SERVER_REMEDY = "it is a server: shared=True uses it, and read_only=True only reads the store"
 _NOTHING_GIVEN: dict[str, Any] = dict.fromkeys(one.name for one in fields(QueueSettings))
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
 """Threads whose failures are logged, and raised by a close of the engine."""
@@ -305,19 +305,39 @@ class Engine:
         max_priority: int | Unset | None = None,
         serializer: str | Serializer | None = None,
     ) -> Queue:
-        """Return the queue of this name; makes it when there is none.
+        """Return the queue of this name, and make it if there is none.
 
-        The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
-        docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
-        takes it away; those of a queue in use change at once. Made durably: the queue is there
-        after a crash. With ``max_priority`` (1 to 255) it is a priority queue; that is fixed once
-        it has messages, and a queue without priorities becomes a priority queue only while it is
-        empty.
+        Settings are kept with the queue. None leaves a setting as it is, :data:`qindex.UNSET`
+        removes it, and a change applies at once (docs/limits.md). A new queue is there after a
+        crash.
 
-        ``serializer``: what this process publishes values with (``"json"``, ``"msgpack"``,
-        ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``); it is not kept with the
-        queue (docs/values.md). Raises :class:`UsageError` for a name that is empty or over 255
-        bytes, and for settings that can't be right.
+        Args:
+            name: The queue's name, up to 255 bytes.
+            message_ttl: Seconds after which a message is dropped once it is at the head.
+            max_length: The most messages.
+            max_bytes: The most bytes of bodies.
+            overflow: What a publish to a full queue does: ``"reject"``, ``"block"`` or
+                ``"drop-head"``.
+            delivery_limit: Deliveries after which a message is a dead letter.
+            dead_letter: The queue that gets dead letters. Without it they are dropped.
+            backoff: The pause before the next delivery, ``"exponential:BASE:CAP"`` in seconds.
+            max_priority: 1 to 255 makes it a priority queue. It can be set only while the queue is
+                empty.
+            serializer: What this process publishes values with: ``"json"``, ``"msgpack"``,
+                ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``. It is not kept with
+                the queue.
+
+        Returns:
+            The queue, the same object for each call with its name.
+
+        Raises:
+            UsageError: The name or a setting is wrong.
+            StorageError: The system refused.
+
+        Example:
+            >>> orders = engine.queue("orders", delivery_limit=5, dead_letter="failed")
+            >>> orders.settings.delivery_limit
+            5
         """
         raw = checked_name(name)
         coder = None if serializer is None else coder_of(serializer)
@@ -563,8 +583,8 @@ class Engine:
         return self._priority_parts(name, raw, made)
 
     def _wake_others(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> None:
-        """Open the directories of the priorities above 0. Where one can't be opened, those that
-        were are closed again."""
+        """Open the directories of the priorities above 0. If one can't be opened, the others are
+        closed again."""
         try:
             for priority in self._priorities_there(raw):
                 made[priority] = self._wake_directory(
@@ -578,7 +598,7 @@ class Engine:
             raise
 
     def _with_priorities(self, queue: Queue, max_priority: int | Unset) -> Queue | None:
-        """See that a queue in use may have this ``max_priority``; give ``None`` where it has to be
+        """Check that a queue in use may have this ``max_priority``. Return None if it must be
         opened again, as a priority queue."""
         parts = queue._parts
         state = parts.state
@@ -600,7 +620,7 @@ class Engine:
         """Return the state of a queue whose journal is not empty, once the queue is sound. Raises
         :class:`DamageError` for a loss, once: the next call goes on with the rest."""
         resting, findings = self._recovery.resume(resting)
-        remedy = "the bytes are set aside; asking again goes on with the rest"
+        remedy = "the bytes are quarantined; the next call goes on with the rest"
         self._take_note(resting, hashed, findings, remedy)
         return resting
 
@@ -617,7 +637,7 @@ class Engine:
         if not self.options.repair:
             index.journal.close(cut=False)
         resting = replace(resting, held=index.live)
-        self._take_note(resting, hashed, [found], "asking again goes on with what is there")
+        self._take_note(resting, hashed, [found], "the next call continues with the rest")
 
     def _take_note(
         self, resting: RestingQueue, hashed: str, findings: list[Finding], remedy: str
@@ -684,7 +704,11 @@ class Engine:
         return [level for queue in self._awake_queues() for level in queue._parts.levels]
 
     def queue_names(self) -> list[str]:
-        """Return the names of all queues, sorted."""
+        """Return the names of all queues.
+
+        Returns:
+            The names, sorted.
+        """
         with self._lock:
             names = {queue.name for queue in self._awake.values()}
             for hashed, resting in self._resting.items():
@@ -692,13 +716,20 @@ class Engine:
             return sorted(names)
 
     def delete_queue(self, name: str) -> int:
-        """Delete a queue and its messages; returns how many messages it held, which are lost.
+        """Delete a queue and its messages.
 
-        It is an error when there is no such queue.
+        A crash after the deletion began finishes it at the next open. The :class:`Queue` can't be
+        used any more.
 
-        Commit point: its directory is renamed; a crash after that finishes the deletion at the
-        next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`;
-        :class:`StorageError`, and the queue stays where its directory was taken away or is a link.
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The number of messages it held, which are lost.
+
+        Raises:
+            UsageError: There is no such queue.
+            StorageError: The system refused; the queue stays.
         """
         raw = checked_name(name)
         with self._calls.here():
@@ -770,7 +801,7 @@ class Engine:
         try:
             loaded = self._recovery.load_one(resting.directory)
         except DamageError as error:
-            # A damaged queue can be deleted, too.
+            # A damaged queue can also be deleted.
             _log.warning("%s: its messages stay in the message store until the next open", error)
             self._messages.miscounted = True
             return []
@@ -855,13 +886,34 @@ class Engine:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Publish one message to several queues; returns its seq_id in each, in their order.
+        """Publish one message to several queues.
 
-        All queues have the message or none has it, after a crash at any moment also (see
-        :meth:`transaction`). A message for the message store is written once, with a reference for
-        each queue; a small one is embedded in each. Raises :class:`UsageError`,
-        :class:`StorageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
-        (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
+        All queues have the message or none has it, after a crash at any moment also. A message for
+        the message store is written once, with a reference for each queue. A small one is embedded
+        in each.
+
+        Args:
+            queues: The names of the queues, each once.
+            body: Bytes, or a Message with its own key, headers and properties.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            persistent: Keep the message beyond the engine's run.
+            confirm: Wait until the message is on disk.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+
+        Returns:
+            Its seq_id in each queue, in their order.
+
+        Raises:
+            UsageError: A name occurs twice, or a value can't be stored; none has the message.
+            QueueFullError: One of the queues is full; none has the message.
+            StorageError: The system refused; none has the message.
+
+        Example:
+            >>> engine.publish_to(["invoices", "audit"], b"order 17")
+            [0, 0]
         """
         message = message_of(body, key, headers, properties, 0)
         names = listed(queues, "queues")
@@ -948,7 +1000,7 @@ class Engine:
                 ``worker``.
             queue: The name of the queue that gets the messages.
             every: Seconds between two messages, at least 0.1, instead of ``cron``. The first one
-                comes after so many seconds.
+                comes after this many seconds.
             body: The body of each message.
             key: The key of each message.
             headers: The headers of each message.
@@ -1007,8 +1059,7 @@ class Engine:
             self._sync_queues()
 
     def flush(self) -> None:
-        """Bring the journals of all queues into their segment files; all that returned before is
-        durable on return."""
+        """Bring the journals of all queues into their segment files, durably on return."""
         with self._calls.here():
             for queue in self._roster.unflushed():
                 _unless_gone(queue.flusher.flush)
@@ -1020,7 +1071,11 @@ class Engine:
         )
 
     def stats(self) -> EngineStats:
-        """Return the figures of the store and of the queues that were used since it was opened."""
+        """Return the figures of the store, and of the queues used since it was opened.
+
+        Returns:
+            The figures at this moment.
+        """
         with self._lock:
             queues = self._awake_queues()
             return EngineStats(
@@ -1033,8 +1088,16 @@ class Engine:
             )
 
     def compact(self) -> CompactionReport | None:
-        """Reclaim the space of dead messages in the message store; ``None`` where there is
-        no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
+        """Reclaim the space of dead messages in the message store now.
+
+        A background thread does it otherwise.
+
+        Returns:
+            A report of the reclaimed space. None if there is no message store.
+
+        Raises:
+            StorageError: The system refused; nothing is lost.
+        """
         with self._calls.here():
             return self._messages.compact()
 
@@ -1044,22 +1107,27 @@ class Engine:
         return self._lock.is_over()
 
     def close(self, drain: float = 0) -> None:
-        """Sync, leave a snapshot so that the next open is quick, and give the lock back.
+        """Sync, leave a snapshot that makes the next open quick, and release the lock.
 
-        ``drain``: first wait up to so many seconds until all messages that are out are settled.
-        Meanwhile no queue hands out another one: ``get`` raises
-        :class:`~journal.errors.ClosedError`, and ``consume`` ends. All other calls work.
+        New calls are refused: the engine's at once, a queue's when its turn to close comes. Calls
+        that wait for something raise :class:`~journal.errors.ClosedError`; close waits for the
+        others under way. A second close waits for the first. Transient messages end here.
 
-        New calls are refused: the engine's from the start, a queue's as soon as its own turn to
-        close comes. Those that wait for something get :class:`~journal.errors.ClosedError`; the
-        others under way are waited for. A second close waits for the first. Transient messages end
-        here. Raises :class:`StorageError` when the system refuses, and
-        :class:`~journal.errors.WritesRefusedError` when it has refused before, in the background:
-        it names the queues that are not all on disk. The engine is closed all the same, as when a
-        signal's handler raises: the next open recovers. Raises :class:`UsageError`, and does
-        nothing, in a handler or finalizer that interrupts another call of its thread. In a forked
-        child it changes nothing: the store is its parent's. Nor does it at the end of the
-        interpreter, where only finalizers run: nothing is lost, and the next open recovers.
+        After an error the engine is closed all the same, as when a signal's handler raises; the
+        next open recovers. In a forked child, where the store is its parent's, and in finalizers at
+        the end of the interpreter, it changes nothing.
+
+        Args:
+            drain: Seconds to wait first until all outstanding messages are settled. Meanwhile
+                ``get`` raises :class:`~journal.errors.ClosedError`, ``consume`` ends, and all other
+                calls work.
+
+        Raises:
+            StorageError: The system refused.
+            WritesRefusedError: A write failed earlier, in the background. The error names the
+                queues that are not all on disk.
+            UsageError: A handler or finalizer called it in the middle of another call of its
+                thread; nothing was done.
         """
         if self._lock.is_inherited():
             self._directory_lock.let_go()
@@ -1067,7 +1135,7 @@ class Engine:
         if sys.is_finalizing():
             # A finalizer calls this at the end of the interpreter. Its threads were stopped
             # wherever they were, perhaps with locks taken, and nothing can be imported any more.
-            # What is on disk is what a killed process leaves.
+            # The disk is as a killed process leaves it.
             self._lock.refuse(ClosedError, f"{self.directory}: the interpreter has ended")
             return
         if self._closing.is_mine():
@@ -1135,7 +1203,7 @@ class Engine:
                         leave(self._fs)
 
     def _await_calls(self) -> None:
-        """Wait for the calls under way; those that wait for something themselves give up."""
+        """Wait for the calls under way. Calls that wait for something give up."""
         for parts in self._awake_parts():
             with parts.state.lock.anyway:
                 parts.state.notify_all()

@@ -73,7 +73,7 @@ class Housekeeper:
         return True
 
     def ask_for_room(self) -> None:
-        """Put queues to rest soon: many are awake. Called with a queue's lock held, too."""
+        """Put queues to rest soon: many are awake. May be called with a queue's lock held."""
         if not self._crowded:
             with self._lock:
                 self._wake.set()
@@ -109,7 +109,7 @@ class Housekeeper:
                 if self._is_time(queue):
                     del self._asked[queue]
                     self._flush(queue)
-            # The others have their turn, too, however often one queue asks.
+            # The others also have their turn, however often one queue asks.
             now = monotonic()
             if now >= look_at:
                 self._look(now)
@@ -162,7 +162,7 @@ class Housekeeper:
 
     def _flush_rested(self, now: float) -> bool:
         """Flush some of the queues that have been at rest for long enough, and put them to rest
-        again. Return whether there are more: those that ask for a flush have their turn first."""
+        again. Return whether there are more. Queues that ask for a flush have their turn first."""
         old = self._roster.rested_before(now - self._flush_idle, _RESTED_AT_ONCE)
         for queue in old:
             self._flush(queue.flusher)

@@ -48,7 +48,7 @@ class Roster:
             self._put_in(order)
 
     def _put_in(self, order: LockOrder) -> None:
-        """Give the locks of this, and of the queues that are awake, their places in the order."""
+        """Put the locks of this and of all queues in use into the lock order."""
         awake = self._awake
         self._lock.before_waiting = order.add(Rank.ROSTER, self._lock.is_mine)
 

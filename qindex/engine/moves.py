@@ -6,8 +6,8 @@ target, and as many are acknowledged in the source.
 1. The messages that are about to come are noted in ``qindex.transactions``, and appended to the
    target as pending: nobody is given them.
 2. With ``durability="fsync"`` the target is synced.
-3. What is acknowledged in the source is noted (*commit point*). The messages become ready, and they
-   count no more in the source.
+3. The acks of the source are noted (*commit point*). The messages become ready in the target, and
+   no longer count in the source.
 4. The acks reach the journal of the source, once the file and the target are durable.
 5. The source is synced, and the move is forgotten.
 
@@ -250,7 +250,7 @@ class Moves:
         """Move messages of ``source``, which are marked as being moved, to its dead-letter queue.
 
         On return they are there, or dropped, if they would go round in a loop; and they count no
-        more in the source. Those that were not moved when this raises: :attr:`NotMovedError.left`.
+        more in the source. The messages not moved when this raises: :attr:`NotMovedError.left`.
         Where each move is synced, threads that come at a time share the syncs.
         """
         request = _Request(source, letters)
@@ -306,7 +306,7 @@ class Moves:
                 one.take_back(moves, failure)
         except BaseException as failure:
             if moves:
-                # What is in its targets can be neither committed nor dropped now.
+                # The messages in its targets can be neither committed nor dropped now.
                 self.poison.cut_short(failure)
             raise
 

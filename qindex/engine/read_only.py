@@ -143,19 +143,37 @@ class ReadOnlyEngine:
         return self.reader.findings
 
     def queue(self, name: str) -> ReadOnlyQueue:
-        """Return the queue of this name. Raises :class:`UsageError` when there is none."""
+        """Return the queue of this name.
+
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The queue, to look at.
+
+        Raises:
+            UsageError: There is no such queue.
+        """
         self._check_open()
         if not isinstance(name, str):
             raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
         return ReadOnlyQueue(self, self.reader.queue(name))
 
     def queue_names(self) -> list[str]:
-        """Return the names of all queues, sorted."""
+        """Return the names of all queues.
+
+        Returns:
+            The names, sorted.
+        """
         self._check_open()
         return self.reader.queue_names()
 
     def stats(self) -> ReadOnlyStats:
-        """Return the figures of all queues. O(size of the store's index files)."""
+        """Return the figures of all queues. O(size of the store's index files).
+
+        Returns:
+            The figures that the files show at this moment.
+        """
         self._check_open()
         return ReadOnlyStats(self.directory, tuple(self.reader.queues()))
 
@@ -174,8 +192,11 @@ class ReadOnlyEngine:
         raise UsageError(self._refusal)
 
     def schedules(self) -> dict[str, Schedule]:
-        """Return the schedules by their names, to look at; see
-        :meth:`qindex.engine.engine.Engine.schedules`."""
+        """Return the schedules by name, to look at.
+
+        Returns:
+            The schedules as they are at this moment.
+        """
         from qindex.worker.schedules import QUEUE, by_name
 
         return by_name(self.queue(QUEUE)) if QUEUE in self.queue_names() else {}
@@ -195,7 +216,11 @@ class ReadOnlyEngine:
         return self._closed
 
     def close(self, drain: float = 0) -> None:
-        """Refuse further calls. There is nothing to wait for (``drain``) or to give back."""
+        """Refuse further calls.
+
+        Args:
+            drain: Ignored, because nothing is outstanding.
+        """
         self._closed = True
 
     def __enter__(self) -> ReadOnlyEngine:

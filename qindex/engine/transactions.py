@@ -225,8 +225,18 @@ class Transaction:
 
         Args:
             queue: The queue, or its name. It is made if there is none.
-            body: The message, as :meth:`qindex.Queue.publish` takes it; the other arguments
-                likewise.
+            body: Bytes, a Message, or a value if a queue with a serializer is passed.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+            delay: Seconds before which it is not delivered.
+            at: A datetime with a time zone before which it is not delivered.
+            unique: A key that at most one message of the queue holds at a time.
+            window: Seconds for which the unique key stays taken at least.
+            until: What frees the unique key: ``"acked"`` or ``"delivered"``.
+            priority: 0 to the queue's ``max_priority``, higher first.
 
         Returns:
             The message's seq_id. After a rollback no message has it.
@@ -440,7 +450,7 @@ class Transaction:
 
     def _checked(self) -> Transactions:
         if not self._is_open:
-            why = "is over" if self._number else "is used in a with block"
+            why = "is over" if self._number else "must be used in a with block"
             raise UsageError(f"the transaction {why}")
         return self._all
 

@@ -135,6 +135,9 @@ class Follower:
         Args:
             timeout: Seconds to wait. None: forever.
 
+        Returns:
+            The message, or None.
+
         Raises:
             StoreError: As iteration does.
         """
@@ -281,7 +284,7 @@ class Follower:
         return store.next_seq(one, store.rules(one), seen)
 
     def _look(self) -> bool:
-        """Look for news once; tells whether to look again at once."""
+        """Look for news once. Return whether to look again at once."""
         if self._queue_fd < 0:
             try:
                 self._enter()

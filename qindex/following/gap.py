@@ -14,7 +14,7 @@ class Gap:
     """The seq_ids ``first .. stop - 1``, which a follower could not give; ``reason`` says why.
 
     Mostly messages that a consumer acknowledged, and a flush removed, before the follower looked.
-    seq_ids that a loss of power made the queue skip, and that no message ever had, count here, too.
+    seq_ids that a loss of power made the queue skip, and that no message ever had, also count here.
     """
 
     first: int

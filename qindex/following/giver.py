@@ -19,7 +19,7 @@ from qindex.view.store_tail import StoreTail
 
 
 class Giver:
-    """Gives the messages of pieces; ``report`` is called for each that can't be given."""
+    """Yields the messages of pieces. ``report`` is called for each unreadable one."""
 
     def __init__(self, fs: FileSystem, directory: str, report: Callable[[Gap], None]) -> None:
         self._store = StoreTail(fs, os.path.join(directory, PERSISTENT_DIRECTORY))
@@ -28,7 +28,7 @@ class Giver:
         self._plain: list[bytes] = []
 
     def stop(self) -> None:
-        """Stop, in the middle of a message, too. From any thread."""
+        """Stop, also in the middle of a message. From any thread."""
         self._stopped = True
         self._plain.clear()
 

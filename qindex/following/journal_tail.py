@@ -126,7 +126,7 @@ class JournalTail:
             return pread_all(self._fs, self._fd, length, offset)
 
     def read(self, known: int = 0) -> Piece | None:
-        """Return the publish records after those that were given, some at a time; those of seq_ids
+        """Return the publish records after the returned ones, some at a time; records of seq_ids
         below ``known`` are passed over.
 
         ``None``: nothing whole is there. A piece may be empty: deliveries and acks only.

@@ -40,6 +40,9 @@ def follow(
         events: Wake on file events too, if watchdog is installed.
         on_gap: Called with each gap, in its place among the messages. None: gaps are logged.
 
+    Returns:
+        An iterator over the messages, also a context manager.
+
     Raises:
         UsageError: There is no such queue, and ``wait`` is false.
         NotAStoreError: It is not a store.

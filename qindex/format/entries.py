@@ -179,7 +179,7 @@ def plain_entries(
     """Read entries that are all sound, plain, embedded, of one length, and never expire; or that
     have another ``middle``, all the same.
 
-    Gives bodies and timestamps (nanoseconds), or ``None`` when any entry is not of that kind:
+    Return bodies and timestamps (nanoseconds), or None when any entry is not of that kind:
     then each is for :func:`read_entry`. ``verified``: a scan found the records sound.
     About 0.2 us an entry, half of it to verify.
     """

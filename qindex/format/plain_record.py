@@ -58,7 +58,7 @@ def read_plain(
     """Read the record of a plain message whose message id is at offset ``payload`` of a journal
     or segment, or of one with another ``middle``; ``word``: its type and seq_id as in a journal.
 
-    Gives its body and timestamp (nanoseconds); ``None`` when it is of another kind, or when its
+    Return its body and timestamp (nanoseconds). None when it is of another kind, or when its
     checksum does not hold (``verified``: it is known to hold). About 0.8 us: for few records, and
     for those of many lengths, this is quicker than to make arrays of them
     (:func:`qindex.format.entries.plain_entries`).

@@ -53,7 +53,7 @@ def read_run(
     ``offsets[start : start + count]`` of a journal or segment, for seq_ids ``first_seq,
     first_seq + 1, ...``.
 
-    Gives their bodies and timestamps (nanoseconds); of the first so many where another kind is
+    Return their bodies and timestamps (nanoseconds); of the first so many where another kind is
     after them, or one whose checksum does not hold: those in a journal are verified, those in a
     segment are known to be sound. Of no more than about ``most_bytes``. Compiled 0.05 us a record.
 

@@ -99,7 +99,7 @@ def publish_starts(data: ReadBuffer, begin: int, head_size: int) -> Iterator[int
 def correct_head(
     data: ReadBuffer, payload: int, kinds: tuple[int, ...], seqs: tuple[int, ...]
 ) -> Correction | None:
-    """Restore the head of one of our records from its checksum, or give ``None``.
+    """Restore the head of one of our records from its checksum, or return None.
 
     Tries the record's own length in place of the head's length field, and each of ``kinds`` and
     ``seqs`` in place of the type and seq_id; the checksum says which is right.
@@ -128,7 +128,7 @@ def correct_head(
 def correct_bit(record: bytes) -> int | None:
     """Find the one flipped bit of a journal publish record of ours.
 
-    Gives its index (bit 0 is the highest of byte 0), or ``None`` when no single flip explains
+    Return its index (bit 0 is the highest of byte 0), or None when no single flip explains
     the checksum. 64 bits of checksum make a wrong answer a matter of 2**-49 at most.
     O(size squared): a quarter of a microsecond for each bit of a short record.
     """

@@ -99,8 +99,17 @@ class QueueSettings:
             )
 
     def changed(self, **given: Any) -> QueueSettings:
-        """Return these settings with those that are ``given``: ``None`` leaves one as it is, and
-        :data:`UNSET` takes it away. Raises :class:`UsageError`."""
+        """Return these settings with some of them changed.
+
+        Args:
+            given: New values by name. None leaves a setting as it is, :data:`UNSET` removes it.
+
+        Returns:
+            The new settings.
+
+        Raises:
+            UsageError: A value is wrong.
+        """
         asked = {name: value for name, value in given.items() if value is not None}
         if not asked:
             return self

@@ -24,7 +24,7 @@ def pack_usual(
 ) -> bytes | None:
     """Pack a key and two tables, one after the other; an empty table is nil, as no key is.
 
-    Gives ``None`` where there is more to them than :mod:`msgpack` is sure to unpack again: other
+    Return None where there is more to them than :mod:`msgpack` is sure to unpack again: other
     than dicts whose values are texts, bytes, numbers, booleans or ``None``; compiled also where
     they take more than a kilobyte. Raises :class:`ValueError` and :class:`OverflowError` for values
     that can't be packed.

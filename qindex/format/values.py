@@ -132,7 +132,7 @@ def encoded(coder: Coder, value: Any, options: Any) -> Body | Message:
 
 
 def coded(coder: Coder | None, messages: Iterable[Any]) -> Iterable[Any]:
-    """Return messages to publish, with those that are values encoded."""
+    """Return messages to publish, with values encoded."""
     return messages if coder is None else map(coder.message, messages)
 
 

@@ -71,7 +71,7 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
         except OSError as error:
             raise StorageError(path, "the segment can't be written", error) from error
     if names_changed:
-        # The removal of a file is synced, too. If the file came back after a loss of power, with
+        # The removal of a file is also synced. If the file came back after a loss of power, with
         # the journal of its acks emptied, acknowledged messages would come back.
         try:
             fs.sync_dir(plan.directory)

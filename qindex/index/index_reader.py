@@ -197,7 +197,7 @@ class IndexReader:
     def fetch(self, start: int, most: int) -> tuple[Window | None, int]:
         """Read ready entries in order from seq_id ``start`` on, ``most`` at the most.
 
-        Gives them, and the seq_id to go on from; ``None`` when there are none. Entries come from
+        Return them and the seq_id to continue from, or None if there are none. Entries come from
         one segment and one file (journal or segment) at a time, about 1 MiB at the most.
         Raises :class:`DamageError` as :meth:`load` (asking again goes on after it), and
         :class:`StorageError`.
@@ -487,7 +487,7 @@ class IndexReader:
 
     def all_stored_ids(self) -> list[bytes]:
         """Return the message ids of all entries not acknowledged whose messages are in the message
-        store, of those that can be read. Reads all segments."""
+        store, of the readable messages. Reads all segments."""
         found: list[bytes] = []
         for segment in self.segments.values():
             if not segment.loaded:

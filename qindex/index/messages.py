@@ -51,7 +51,7 @@ class Messages:
 
     ``references`` (message id -> how many index entries) and no ``snapshot``: the files are
     scanned; ``missing`` then has the ids without a sound record, ``findings`` the problems.
-    ``verify``: the records are read, too (see :meth:`msgstore.MessageStore.open`).
+    ``verify``: also read the records (see :meth:`msgstore.MessageStore.open`).
     Raises as :meth:`msgstore.MessageStore.open`.
     """
 

@@ -316,7 +316,7 @@ class _Reading:
         else:
             found = self._verified(entries, named, offsets, sizes, store)
             for at in np.flatnonzero(tails & found).tolist():
-                what = f"slot {int(entries.rows[at])} has bytes behind its place that are not zero"
+                what = f"slot {int(entries.rows[at])} has bytes after its place that are not zero"
                 self._slot(entries, at, what, "a node drops it", Kind.CORRECTED)
         for at in np.flatnonzero(entries.odd).tolist():
             kind = int(entries.slots["location"][at])

@@ -69,7 +69,7 @@ class QueueIndex(IndexReader):
 
     Counters, from which the others follow: ``taken`` (deliveries), ``acks`` (of deliveries),
     ``nacks``, ``dropped`` (acknowledged without having been delivered).
-    ``ahead``: the entries that were read ahead, and those that were given back.
+    ``ahead``: the entries that were read ahead or given back.
     ``journal``: at rest until it is needed, and after :meth:`rest`; ``before_waking`` is called
     before its file is opened.
     """
@@ -270,7 +270,7 @@ class QueueIndex(IndexReader):
     # -- deliver --------------------------------------------------------------------------------
 
     def deliver(self, seq: int) -> bool:
-        """Mark a ready entry as out; tells whether it was never delivered before.
+        """Mark a ready entry as out. Return whether it was never delivered before.
 
         Until :meth:`handed_out` it counts as not yet with its consumer. Raises
         :class:`StorageError`; nothing has changed then.
@@ -623,7 +623,7 @@ class QueueIndex(IndexReader):
         if len(published):
             self.positions_base = int(published.seqs[0])
         self.rebuild()
-        # What was delivered or acknowledged by the earlier run is not counted.
+        # Deliveries and acks of the earlier run are not counted.
         self._live_before = sum(segment.unacked for segment in self.segments.values())
         self._first_seq = self.next_seq
         self.taken = self.acks = 0

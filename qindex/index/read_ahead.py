@@ -1,4 +1,4 @@
-"""Entries that were read ahead, and those that were given back."""
+"""The entries that were read ahead, and the ones given back."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ class ReadAhead:
         self.returned_by_seq = {}
 
     def unread(self, seq: int) -> None:
-        """Take this entry out of those that were read ahead, so that no forward read gives it."""
+        """Remove this entry from the entries read ahead, so that no forward read returns it."""
         if self.returned_by_seq.pop(seq, None) is not None:
             self.returned.remove(seq)
             heapq.heapify(self.returned)

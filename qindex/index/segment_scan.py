@@ -63,7 +63,7 @@ class SegmentScan:
         return offsets, lengths
 
     def sound_bytes(self) -> bytes:
-        """Return the file as it should be: its sound records, those that were kept, and no more."""
+        """Return the file as it should be: its sound records, the kept ones, and no more."""
         ignored = {finding.offset for finding in self.findings if finding.consequence == DROPPED}
         view = memoryview(self.data)
         return b"".join(

@@ -295,7 +295,7 @@ class DeadLetters:
         return failures
 
     def move_unlocked(self, waits: bool) -> bool:
-        """Move what waits, with the lock released meanwhile; tells whether all was moved."""
+        """Move what waits, with the lock released meanwhile. Return whether all was moved."""
         if self.stuck:
             return False
         self.state.lock.while_released(lambda: self.move_waiting(waits))

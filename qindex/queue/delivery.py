@@ -54,7 +54,7 @@ class Settles(Protocol):
         """Let its lease end later."""
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
-        """Take back those that are not settled, as if they had not been delivered."""
+        """Take back the unsettled deliveries, as if they had not been delivered."""
 
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
         """Return whether an entry is still with a consumer."""
@@ -196,6 +196,9 @@ class Delivery:
 
         Args:
             kind: The class.
+
+        Returns:
+            An object of ``kind``.
 
         Raises:
             UsageError: The body is not such a value; the delivery can still be settled.

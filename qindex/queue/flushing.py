@@ -40,7 +40,7 @@ _MOST_GARBAGE = 256 << 10
 class Flusher:
     """Flushes one queue, and sees when a flush is due.
 
-    ``request``: asks the engine's background thread for a flush, and tells whether there is one;
+    ``request``: asks the engine's background thread for a flush, and returns whether there is one;
     ``None``: there is none.
     """
 

@@ -655,7 +655,7 @@ class PriorityFlusher(Flusher):
 
 
 class PriorityRoom(Room):
-    """Gives out the room of all levels together."""
+    """Allots the room of all levels together."""
 
     def __init__(self, parts: PriorityParts) -> None:
         self.state: QueueState = parts.state
@@ -663,7 +663,7 @@ class PriorityRoom(Room):
 
     @property
     def _letters(self) -> DeadLetters:  # type: ignore[override]
-        """The dead letters that are in the way: those that can't be moved."""
+        """The dead letters that can't be moved."""
         stuck = (one.letters for one in self._levels if one.letters.stuck)
         return next(stuck, self._levels[-1].letters)
 

@@ -337,7 +337,7 @@ class Producer:
         due: int,
     ) -> tuple[bytes, int] | None:
         """Return key, headers and properties as the record has them, and the expiry, of a message
-        that is embedded whole, or that the message store takes for its body alone. Give ``None``
+        that is embedded whole, or that the message store takes for its body alone. Return None
         for any other message. ``due``: microseconds since 1970, 0: it is not delayed."""
         state = self.state
         if persistent is not True or state.most_embedded < 0:
@@ -678,7 +678,7 @@ class Producer:
     ) -> range:
         """Append the index entries of prepared messages, in one piece.
 
-        ``held``: those that room was taken for; emptied when they have taken it.
+        ``held``: the messages that room was taken for; emptied when they have taken it.
         ``notes`` are taken with the first seq_id when nothing but the append is left to do, and
         when it is done: before anybody else sees the messages.
         """

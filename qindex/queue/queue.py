@@ -189,6 +189,9 @@ class Queue:
             at: As in :meth:`publish`.
             priority: The priority of all of them. None: that of their properties, which must agree.
 
+        Returns:
+            The seq_ids, in the order of the messages.
+
         Raises:
             StoreError: As :meth:`publish`. The text names the wrong message, and none was
             published.
@@ -309,14 +312,17 @@ class Queue:
     ) -> Consumer:
         """Yield messages as they come, until none came for ``timeout`` seconds.
 
-        ``stop()`` of the returned iterator ends it at once, from any thread or a signal's handler;
-        messages that it yielded can still be settled. ``Engine.close(drain=...)`` ends it too.
+        ``stop()`` of the returned iterator ends it at once, from any thread or a signal's handler,
+        and so does ``Engine.close(drain=...)``. Yielded messages can still be settled.
 
         Args:
             prefetch: The most yielded messages that may be unacknowledged. Then it waits for an
                 ack by another thread, however long; a long wait is logged.
             timeout: Seconds without a message after which it ends. None: never.
             lease: As in :meth:`get`, for each message.
+
+        Returns:
+            An iterator with a ``stop()`` method.
 
         Example:
             >>> for delivery in orders.consume(timeout=0):
@@ -331,11 +337,14 @@ class Queue:
 
         Args:
             max_messages: The most messages to return.
+
+        Returns:
+            Up to ``max_messages`` deliveries, which can't be settled.
         """
         return self._deliverer.peek(max_messages)
 
     def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
-        """Look at the messages with a key, without taking them: those that are ready or delayed.
+        """Look at the ready and delayed messages with a key, without taking them.
 
         The first call in a run reads the queue once, and each later call reads the messages
         published since. Queues whose messages nobody looks for pay nothing. `get(seq_id=)` takes a
@@ -470,7 +479,7 @@ class Queue:
         Args:
             delivery: The message, as it was delivered.
             queue: The name of the other queue, which is made if there is none.
-            headers: The message's new headers. None: those that it has.
+            headers: The message's new headers. None: its present ones.
             delay: Seconds before which it is not delivered there.
 
         Raises:
@@ -516,20 +525,31 @@ class Queue:
         self._engine.queue(self.name, **changeable(settings))
 
     def run(self, handler: Handlers | str, **options: Unpack[WorkerOptions]) -> Figures:
-        """Run a handler for each message until SIGTERM or SIGINT; see
-        :class:`qindex.worker.Worker`.
+        """Run a handler for each message until SIGTERM or SIGINT.
+
+        Args:
+            handler: A function of a delivery, its ``module:name``, or a mapping from message types.
+            options: The keyword arguments of :class:`qindex.worker.Worker`.
+
+        Returns:
+            The worker's figures.
 
         Example:
-            >>> orders.run(print, concurrency=8, retries=5, until_empty=True).failed
-            0
+            >>> orders.run(lambda delivery: None, concurrency=8, retries=5, until_empty=True).done
+            1
         """
         from qindex.worker.run import Worker
 
         return Worker(self, handler, **options).run()
 
     def redrive(self, **options: Unpack[RedriveOptions]) -> RedriveReport:
-        """Put dead letters back into the queues that they came from; see
-        :func:`qindex.worker.redriving.redrive`.
+        """Put dead letters back into the queues that they died in.
+
+        Args:
+            options: The keyword arguments of :func:`qindex.worker.redriving.redrive`.
+
+        Returns:
+            The numbers of moved and left messages.
 
         Example:
             >>> failed.redrive(rate=100).moved
@@ -540,8 +560,11 @@ class Queue:
         return redrive(self, **options)
 
     def purge(self) -> int:
-        """Drop all ready and delayed messages; return their number. Those with consumers stay
-        theirs."""
+        """Drop all ready and delayed messages. Those with consumers stay.
+
+        Returns:
+            The number of dropped messages.
+        """
         return self._parts.purge()
 
     def flush(self) -> None:

@@ -92,6 +92,6 @@ class _Marks(Notes):
 
 
 def mark_delivered(level: QueueParts, first: int, moved: Sequence[Moved]) -> None:
-    """Note of those that were delivered before, published from ``first`` on, that they were."""
+    """Mark the messages published from ``first`` on that were delivered before."""
     with level.state.lock, level.state:
         _Marks(level, moved).mark(first)

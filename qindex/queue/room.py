@@ -35,7 +35,7 @@ class WouldWaitError(QueueFullError):
 
 
 class Room:
-    """Gives out the room of one queue, if it has limits."""
+    """Allots the room of one queue, if it has limits."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ class QueueStats:
     """One queue at one moment.
 
     ``pending``: messages of transactions that are not committed.
-    ``ready``: messages that wait for a consumer; ``delayed``: those that are not due yet, and
+    ``ready``: messages that wait for a consumer; ``delayed``: messages not due yet, and
     ``next_due``: when the first of them is, in microseconds since 1970 UTC; ``unacked``: those that
     are with a consumer (:mod:`qindex.view.backlog`); ``segments``: segment files and maps known;
     ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since the last flush

@@ -158,7 +158,7 @@ def pin_queue(
     """Pin the queue in ``directory``, which has these ``rules``.
 
     ``trust_sums``: records of blocks whose checksum holds are not looked into. ``only``: tells by
-    its number whether a segment is wanted. ``busy``: tells whether a writer may be at work;
+    its number whether a segment is wanted. ``busy``: returns whether a writer may be at work;
     without one nothing is waited for.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
@@ -297,7 +297,7 @@ def _settled(
         if not _same_start(fs, path, journal):
             return None
         if _bytes_at(fs, path, first.offset, length) != seen:
-            # All before it was there when it was read, so that is a moment, too.
+            # All before it was there when it was read, so that is also a moment.
             reading = read_soundly(path, healed.data[: first.offset], layout)
             break
     reading.findings[:0] = certain

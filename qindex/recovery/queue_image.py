@@ -350,7 +350,7 @@ def _overtaken(path: str, walk: Walk) -> list[Finding]:
 def _repeats(path: str, walk: Walk, rows: list[int]) -> list[Finding]:
     found = []
     for at in rows:
-        what = f"seq_id {int(walk.seqs[at])} is published once more behind this"
+        what = f"seq_id {int(walk.seqs[at])} is published once more after this"
         offset, length = int(walk.offsets[at]), int(walk.lengths[at])
         lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
         found.append(Finding(path, offset, length, Cause.DAMAGE, what, lost, kind))

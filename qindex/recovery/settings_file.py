@@ -45,7 +45,7 @@ def adopt_settings(
     repair: bool,
     are_there: bool = True,
 ) -> QueueSettings:
-    """Read the settings of the queue in ``directory``, and write those that are new.
+    """Read the settings of the queue in ``directory``, and write the new ones.
 
     ``are_there``: whether there may be a file of them; without one nothing is read.
     Raises as :func:`read_settings`, unless ``repair``: then damaged ones are set aside.
@@ -58,7 +58,7 @@ def adopt_settings(
     except DamageError as damage:
         if not repair:
             raise
-        _log.error("%s: set aside; without them", damage)
+        _log.error("%s: quarantined; the queue has no settings", damage)
         quarantine(fs, path, 0, read_optional(fs, path) or b"")
         fs.unlink(path)
     settings = stored.changed(**given)

@@ -108,7 +108,7 @@ def write_snapshot(
 def read_snapshot(
     fs: FileSystem, directory: str, queues_directory: str
 ) -> tuple[dict[str, RestingQueue], bytes | None] | None:
-    """Read the snapshot (queues by directory name, message store), or give ``None`` when there is
+    """Read the snapshot (queues by directory name, message store). Return None when there is
     none that can be trusted."""
     path = os.path.join(directory, FILE_NAME)
     try:
@@ -169,7 +169,7 @@ def missing_bytes(fs: FileSystem, queues: Iterable[RestingQueue]) -> list[Findin
 
 def _shorter(path: str, there: int, size: int, held: int) -> Finding:
     what = f"the file has {there} bytes of {size} at the clean close"
-    lost = f"it had {held} messages: what is missing of them is lost"
+    lost = f"it had {held} messages: the missing ones are lost"
     kind = Kind.MISSING_FILE
     finding = Finding(path, there, size - there, Cause.DAMAGE, what, lost, kind)
     _log.error("%s", finding)

@@ -1,4 +1,4 @@
-"""Tell whether a directory is a store of ours, a RabbitMQ virtual host, or neither. Read its
+"""Classify a directory: a store of qindex, a RabbitMQ virtual host, or neither. Read its
 marker. Refuse to write to a directory that is only read."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"}) | SERVER_FILES
 
 
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
-    """Read the marker, or give ``None`` when there is none.
+    """Read the marker. Return None if there is none.
 
     Raises :class:`NotAStoreError` for one of a newer version, or of something else,
     :class:`DamageError` for one whose fields make no sense.
@@ -59,7 +59,7 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
 
 
 def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
-    """Return the marker of a store of ours; ``None`` for a RabbitMQ virtual host.
+    """Return the marker of a store of qindex; ``None`` for a RabbitMQ virtual host.
 
     Raises :class:`NotAStoreError`, which says what it is not, for a file, a missing directory,
     or one of something else.
@@ -78,7 +78,7 @@ def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
     if "msg_stores" in names or "mnesia" in names:
         raise NotAStoreError(
             f"{directory}: looks like a RabbitMQ node's directory; "
-            "give its msg_stores/vhosts/<name> directory"
+            "use its msg_stores/vhosts/<name> directory"
         )
     raise NotAStoreError(f"{directory}: neither a qindex store nor a RabbitMQ vhost directory")
 
@@ -90,7 +90,7 @@ def is_empty_store(names: list[str]) -> bool:
 
 
 def refuse_version2(directory: str, marker: StoreMarker | None) -> None:
-    """Raise :class:`UsageError` for a store of ours in RabbitMQ's version 2: it is only read."""
+    """Raise :class:`UsageError` for a store of qindex in RabbitMQ's version 2: it is only read."""
     if marker is not None and marker.in_version2:
         raise UsageError(
             f"{directory}: a store in RabbitMQ's version 2, which is only read: run "
@@ -114,7 +114,7 @@ def refuse_vhost(fs: FileSystem, directory: str) -> NoReturn:
 
 
 def refuse_pairs(path: str, names: Iterable[str]) -> None:
-    """Raise :class:`UsageError` for a queue's directory in a store of ours to which somebody has
+    """Raise :class:`UsageError` for a queue's directory in a store of qindex to which somebody has
     brought a node's files of version 2: an engine would not see their messages."""
     pairs = _pairs_in(names)
     if pairs:

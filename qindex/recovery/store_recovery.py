@@ -174,7 +174,7 @@ class StoreRecovery:
             remove_queue_directory(self._fs, path)
 
     def _agrees(self, queues: dict[str, RestingQueue], message_store: bytes | None) -> bool:
-        """Return whether the files are those that the snapshot is of."""
+        """Return whether the snapshot is of these files."""
         fs = self._fs
         # A store that came from elsewhere: its content must not pass for garbage.
         known = message_store is not None or not has_message_store(fs, self._directory)

@@ -163,7 +163,7 @@ class Waiting:
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
-        # A timer may keep this object for long. It must not keep the published messages, too.
+        # A timer may keep this object for long. It must not keep the published messages as well.
         self.attempt = self.expire = _over
         for state, bell in self.bells:
             with state.lock.anyway:

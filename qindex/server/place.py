@@ -52,7 +52,7 @@ def connect(directory: str) -> socket.socket:
         except FileNotFoundError as error:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "no server") from error
         if not stat.S_ISSOCK(found.st_mode):
-            raise _foreign(directory, layout.SERVER_SOCKET, "is no socket")
+            raise _foreign(directory, layout.SERVER_SOCKET, "is not a socket")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(socket_path(directory, fd))
@@ -80,7 +80,7 @@ def listen(directory: str, fd: int, group: int | None = None) -> tuple[socket.so
         pass
     else:
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-            raise _foreign(directory, layout.SERVER_SOCKET, "is no socket of this user")
+            raise _foreign(directory, layout.SERVER_SOCKET, "is not a socket of this user")
         os.unlink(layout.SERVER_SOCKET, dir_fd=fd)  # of a server that was killed
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     before = os.umask(0o177)
@@ -125,7 +125,7 @@ def open_file(directory: str, fd: int, name: str, flags: int) -> int:
     found = os.fstat(opened)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
         os.close(opened)
-        raise _foreign(directory, name, "is no file of this user's, or has two names")
+        raise _foreign(directory, name, "is not a file of this user, or has two names")
     return opened
 
 

@@ -93,7 +93,7 @@ class Server(Loop):
     def greet(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """Answer a hello: begin a session, or join one."""
         if request[1] != wire.HELLO or len(request) < 5 or request[2] != "qindex":
-            raise UsageError("the first request is no hello")
+            raise UsageError("the first request is not a hello")
         version, known = request[3], request[4]
         if version != wire.VERSION:
             if self.linger is not None:
@@ -405,7 +405,7 @@ class Server(Loop):
         attempt: Callable[[], Reply],
         timeout: float | None,
     ) -> Reply:
-        """Try it, and again whenever a bell rings, for so many seconds; reply with nothing then."""
+        """Try it, and again whenever a bell rings, for a time; reply with nothing then."""
 
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
@@ -426,7 +426,7 @@ class Server(Loop):
         acked: bool,
         at: int | None = None,
     ) -> Reply:
-        """Reply with a delivery, and where its queue is in the list of those that were asked."""
+        """Reply with a delivery, and the place of its queue in the list that was asked."""
         session = conn.session
         tag = session.hold(served, delivery)
         extra = delivery._extra

@@ -58,7 +58,7 @@ class Served:
 class Credit:
     """Limit what one consumer is given: at most ``prefetch`` messages are with it at a time.
 
-    ``held``: the tags of those that are. ``is_hungry``: it has none left to hand out, and waits.
+    ``held``: their tags. ``is_hungry``: it has none left to hand out, and waits.
     """
 
     __slots__ = ("held", "is_hungry", "lease", "prefetch", "served")

@@ -169,12 +169,13 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
     if kind == "error":
         refused = wire.error_of(*values)
         if isinstance(refused, LockedError):
-            refused.args = (f"{refused}; that process does not share it (shared=True)",)
+            who = "this process" if refused.pid == os.getpid() else "that process"
+            refused.args = (f"{refused}; {who} has opened it without shared=True",)
         raise refused
 
 
 def wait_until_gone(directory: str, seconds: float) -> bool:
-    """Wait until no server has the directory; tells whether that came true."""
+    """Wait until no server has the directory. Return whether that happened."""
     deadline = monotonic() + seconds
     fd = place.open_directory(directory)
     try:

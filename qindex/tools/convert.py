@@ -90,13 +90,16 @@ def convert(
 
     Args:
         directory: A virtual host's or a node's directory, which is not running; queues that have
-            that version are left as they are. Or a closed store of ours, with ``out``.
+            that version are left as they are. Or a closed store of qindex, with ``out``.
         to: 2, which nodes of 3.10 and later read, or 1, for nodes of 3.10 to 3.12. To version 1
             the message store is rewritten, as such nodes do not read all that later ones write.
-        out: For a store of ours: the virtual host's directory to make, empty or missing, with the
+        out: For a store of qindex: the virtual host's directory to make, empty or missing, with the
             persistent messages under their seq_ids. The store is not changed. Settings of queues
             are not among what a node reads.
         progress: Called with the messages converted and the messages in all.
+
+    Returns:
+        A report of the conversion.
 
     Raises:
         UsageError: The arguments do not fit the directory.
@@ -365,9 +368,11 @@ def _handed_over(
     out: PathLike | None,
     progress: Progress | None,
 ) -> SaveReport:
-    """Make a virtual host's directory of a store of ours."""
+    """Make a virtual host's directory of a store of qindex."""
     if out is None:
-        raise UsageError(f"{source}: a store of ours; it needs a new directory for a node (--out)")
+        raise UsageError(
+            f"{source}: is a store of qindex; name a new directory for a node with --out"
+        )
     with contextlib.ExitStack() as stack:
         held = hold_store(fs, source)
         if held is not None:

@@ -83,7 +83,7 @@ _TERM = 0x83
 
 def for_salvage(path: str, offset: int, what: str) -> DamageError:
     """Return the error for damage that must not be copied as it is."""
-    return DamageError(path, offset, f"{what} (salvage copies what is sound)")
+    return DamageError(path, offset, f"{what} (salvage copies the sound messages)")
 
 
 @dataclass
@@ -532,7 +532,7 @@ def _basic(batch: Entries, vhost: bytes) -> Entries:
 def _basic_record(record: bytes, msg_id: bytes, vhost: bytes) -> bytes:
     if record[0] == _TERM:
         return basic_message(record, vhost)
-    # Of a store of ours none but persistent messages are copied.
+    # Of a store of qindex none but persistent messages are copied.
     return encode_rabbitmq(decode_any(record, msg_id), vhost, msg_id, True)
 
 

@@ -2,7 +2,7 @@
 
 The checksum of a message record covers its id, and not the frame around it (length, id and end
 byte; see :mod:`msgstore.format`). Where a bit of the frame flips, no scan finds the record by
-itself. But an index entry names the id, and the checksum tells whether the bytes between two sound
+itself. But an index entry names the id, and the checksum shows whether the bytes between two sound
 records are that very message.
 """
 

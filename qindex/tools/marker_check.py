@@ -45,7 +45,7 @@ _MOST_EMBEDDED = 1 << 20
 def check_marker(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker | None, list[Finding]]:
     """Return the content of the marker of ``directory``, now or before its damage, and its faults.
 
-    ``None`` and no findings where it is not a store of ours. Raises :class:`NotAStoreError` for a
+    ``None`` and no findings where it is not a store of qindex. Raises :class:`NotAStoreError` for a
     file, a missing directory, or a marker of another version; :class:`StorageError`.
     """
     path = os.path.join(directory, layout.MARKER)

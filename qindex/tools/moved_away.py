@@ -52,7 +52,7 @@ def left_out(
     findings: Iterable[Finding],
     kept_entries: KeptEntries,
 ) -> tuple[dict[str, I64], dict[str, I64]]:
-    """Return the seq_ids that are to be left out because they are acknowledged, and those that are
+    """Return the seq_ids to leave out because they are acknowledged, and the ones that are
     undone: ascending, by queue directory.
 
     ``kept_entries`` gives seq_id and message id of the entries of a queue directory (none, where

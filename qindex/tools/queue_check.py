@@ -325,7 +325,7 @@ def _check_deliveries(fs: FileSystem, path: str, same_run: bool) -> Iterator[Fin
             # loss of power may have taken any.
             last = at + RECORD_SIZE >= len(data)
             cause = Cause.DAMAGE if same_run and not last else Cause.CRASH
-            what = "no count of deliveries stands here"
+            what = "there is no count of deliveries here"
             yield Finding(path, at, RECORD_SIZE, cause, what, lost, Kind.CHECKSUM)
             return
     if whole < len(data):

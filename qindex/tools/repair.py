@@ -13,6 +13,7 @@ from journal.fs.files import (
     FileSystem,
     PathLike,
     checked_path,
+    is_there,
     make_dirs,
     read_optional,
     replace_file,
@@ -56,6 +57,9 @@ def repair(directory: PathLike, out: PathLike, *, names: Iterable[str] = ()) -> 
         out: The copy's directory, empty or missing.
         names: Queue names to try for directories that have lost theirs.
 
+    Returns:
+        A report of the saved and lost messages.
+
     Raises:
         LockedError: A process has the store open.
         UsageError: ``out`` is not empty or within ``directory``, or ``directory`` is a node's.
@@ -76,7 +80,7 @@ def repair_store(
     marker, findings = check_marker(fs, source)
     if marker is None:
         StoreReader(source, fs)  # raises the error of a directory of something else
-        raise UsageError(f"{source}: a RabbitMQ directory; see salvage")
+        raise UsageError(f"{source}: is a RabbitMQ directory; use qindex salvage")
     held = hold_store(fs, source)
     try:
         with Staging(fs, out, source) as staging:
@@ -97,8 +101,11 @@ def hold_store(fs: FileSystem, directory: str) -> LockFile | None:
     """Take the lock of a store, if it has a lock file. Raises
     :class:`journal.errors.LockedError`, :class:`StorageError`."""
     path = os.path.join(directory, layout.LOCK)
+    remedy = "end it first"
     with storage_errors(path, "can't be locked"):
-        return hold_if_there(fs, path, remedy="end it first")
+        if is_there(fs, os.path.join(directory, layout.SERVER_SOCKET)):
+            remedy += " (a server ends by itself soon after its last client)"
+        return hold_if_there(fs, path, remedy=remedy)
 
 
 def _copy(
@@ -145,7 +152,7 @@ def _copy(
 
 
 def check_source(copy: StoreCopy, marker: layout.StoreMarker) -> None:
-    """Verify a store of ours that is to be copied. If a crash cut a move short, the messages that
+    """Verify a store of qindex that is to be copied. If a crash cut a move short, the messages that
     reached the dead-letter queue are left out of its source. Raises as :meth:`StoreCopy.check`."""
     directory = copy.reader.directory
     noted = noted_in(copy.fs, directory)

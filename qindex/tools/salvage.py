@@ -77,13 +77,16 @@ def salvage(
             changed.
         out: The new directory, empty or missing. From several virtual hosts it gets a store for
             each, under the name of its directory.
-        format: ``"qindex"``, a store of ours; ``"rabbitmq"``, a virtual host's directory for nodes
+        format: ``"qindex"``, a store; ``"rabbitmq"``, a virtual host's directory for nodes
             of 3.10 to 3.12; ``"rabbitmq-4"``, one for 4.0 and later. Records are kept as they are,
             but for ``"rabbitmq"`` those of 3.13 and later become what such a node delivers.
         names: Queue names to try for directories that have lost theirs.
         segment_entry_count: Of a virtual host that has lost its ``.config``, if its files do not
             tell.
         progress: Called with the messages saved and the messages in all.
+
+    Returns:
+        A report of the saved and lost messages.
 
     Raises:
         UsageError: ``out`` is not empty or within ``directory``.
@@ -95,7 +98,7 @@ def salvage(
     source = os.path.abspath(checked_path(directory))
     fs = beneath(REAL, source, os.path.dirname(os.path.abspath(checked_path(out))))
     if check_marker(fs, source)[0] is not None:
-        raise UsageError(f"{source}: a store of ours; see repair")
+        raise UsageError(f"{source}: is a store of qindex; use qindex repair")
     vhosts = vhosts_in(fs, source, _MARKS)
     try:
         with Staging(fs, out, source) as staging:
@@ -180,7 +183,7 @@ class _Salvage:
         return _text_of(self._vhost)
 
     def _vhost_name(self) -> bytes:
-        """Find the virtual host's name; each queue's name file has it, too.
+        """Find the virtual host's name; each queue's name file also has it.
 
         A name that damage has made too long, or given a NUL, is none: no store opens with it.
         """

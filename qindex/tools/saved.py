@@ -96,7 +96,11 @@ class SaveReport:
         return [one for one in self.findings if self.loses(one)]
 
     def loses(self, finding: Finding) -> bool:
-        """Whether something that the finding names could not be saved."""
+        """Return whether a finding names something that could not be saved.
+
+        Args:
+            finding: A finding of the report.
+        """
         if finding.path in self.restored or self._is_explained(finding):
             return False
         return loses(finding, of_node=self.of_node)
@@ -129,7 +133,7 @@ class SaveReport:
         return sum(queue.messages for queue in self.queues)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the report ready for JSON."""
         return {
             "source": self.source,
             "target": self.target,

@@ -4,7 +4,7 @@ It is built in ``<NEW>.partial/``, beside its place, and renamed. A program that
 directory. The next program that makes the same NEW clears it and begins anew.
 
 That directory is this user's own, with mode 0700, and is held open: another user who has made it,
-or puts another in its place meanwhile, can't exchange the files built in it. So NEW, too, is for
+or puts another in its place meanwhile, can't exchange the files built in it. So NEW is also for
 this user alone.
 """
 
@@ -65,7 +65,7 @@ class Staging:
             raise StorageError(self.target, "can't be made", error) from error
 
     def _clear(self) -> None:
-        """Remove the files built so far. The next attempt removes those that can't be removed."""
+        """Remove the files built so far. The next attempt removes the rest."""
         with contextlib.suppress(OSError):
             remove_tree(self.fs, self._partial)
         leave(self.fs)
@@ -78,7 +78,7 @@ class Staging:
         except NotADirectoryError as error:
             raise UsageError(f"{self.target}: is a file, not an empty directory") from error
         if names:
-            raise UsageError(f"{self.target}: is not empty")
+            raise UsageError(f"{self.target}: is not empty; name a new directory")
 
     def commit(self) -> None:
         """Rename the directory to its target; durable on return. Raises :class:`StorageError`."""

@@ -143,7 +143,7 @@ class StoreCheck:
         return [name for kind, _, name in known if kind in _SCANNED]
 
     def _scan_all(self) -> None:
-        """Scan the files that are not known yet as they are, and forget those that are gone."""
+        """Scan new and changed files, and forget deleted ones."""
         names = self._names()
         self._files = {name: file for name, file in self._files.items() if name in names}
         for name in names:

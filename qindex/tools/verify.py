@@ -84,7 +84,7 @@ class Verification:
     segment_entry_count: int | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings of all stores in the directory: of one of ours, of a virtual host's,
+        """Yield the findings of all stores in the directory: of one of qindex, of a virtual host's,
         or of all virtual hosts of a RabbitMQ node's directory.
 
         Raises :class:`NotAStoreError`, :class:`StorageError`,
@@ -281,6 +281,9 @@ def verify(directory: PathLike, *, segment_entry_count: int | None = None) -> Ve
     Args:
         directory: The store.
         segment_entry_count: Of a RabbitMQ virtual host that has lost its ``.config``.
+
+    Returns:
+        The figures and findings.
 
     Raises:
         NotAStoreError: It is not a store.

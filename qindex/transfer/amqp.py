@@ -3,7 +3,7 @@ read by :mod:`qindex.format.rabbitmq`, not by pika, whose values do not know the
 
 A message of ours has what AMQP has no place for (its timestamp in nanoseconds, headers of other
 types): its envelope (:mod:`qindex.format.envelope`) goes along in the header ``x-qindex-envelope``,
-and is taken off again by a pull. One that a RabbitMQ node wrote goes as it is.
+and is taken off again by a pull. A record of a RabbitMQ node goes as it is.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
             raise
         except Exception as error:
             # pika indexes and unpacks what comes, as it comes.
-            raise BrokerError(f"what came is no AMQP: {error!r}") from error
+            raise BrokerError(f"the reply is not AMQP: {error!r}") from error
 
     def _deliver_frame_to_channel(self, value: Any) -> None:
         if isinstance(value, pika.frame.Header) and value.body_size > self.most_bytes:
@@ -128,7 +128,7 @@ def parameters_of(url: str) -> Any:
             raise ValueError("it must be amqp://user:password@host:port/vhost")
         parameters = pika.URLParameters(url)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--amqp: no URL of a broker: {error}") from error
+        raise UsageError(f"--amqp is not the URL of a broker: {error}") from error
     return parameters
 
 

@@ -64,14 +64,28 @@ def push(
     batch: int = BATCH,
     told: Told | None = None,
 ) -> PushReport:
-    """Publish the queue's messages to a broker, with publisher confirms; ends when it is empty.
+    """Publish a queue's messages to a broker, with publisher confirms.
 
-    ``to``: the broker's queue, by default of the same name; it has to be there. With ``exchange``
-    they go to that exchange, each with its own key (or ``to``, where it has none). ``count``: no
-    more than so many. ``told`` hears after each batch how many are over. Stops at the first batch
-    of which the broker refuses any. Messages that it does not confirm are back in their places;
-    that delivery does not count towards the queue's ``delivery_limit``. Raises
-    :class:`BrokerError`; :class:`UsageError` for a message that AMQP can't hold.
+    It ends when the queue is empty, or at the first batch of which the broker refuses any. Messages
+    that it does not confirm return to their places, and this delivery does not count towards the
+    ``delivery_limit``.
+
+    Args:
+        queue: The queue.
+        url: The broker, ``amqp://user:password@host:port/vhost``.
+        to: The broker's queue, which must exist. None: that of the same name. With ``exchange``,
+            the routing key of messages without a key.
+        exchange: An exchange that gets the messages, each with its own key.
+        count: The most messages. None: all.
+        batch: Messages under way at a time.
+        told: Called after each batch with the number of messages so far.
+
+    Returns:
+        What the broker confirmed and refused.
+
+    Raises:
+        BrokerError: The broker can't be reached, or went away.
+        UsageError: AMQP can't hold a message.
     """
     report = PushReport()
     target = to or queue.name
@@ -158,7 +172,7 @@ class _Publisher:
         self._run()
 
     def publish(self, frames: list[tuple[str, str, Any, bytes]]) -> set[int]:
-        """Publish a batch; returns the places in it of those that the broker has confirmed."""
+        """Publish a batch. Return the places of the messages that the broker confirmed."""
         self.confirmed, self._returned = set(), False
         if not frames:
             return self.confirmed
@@ -217,8 +231,18 @@ class _Publisher:
 
 
 def ready(url: str, queue: str) -> int:
-    """Return the number of messages that wait in a broker's queue. Raises :class:`BrokerError`,
-    also where there is no such queue."""
+    """Return the number of messages that wait in a broker's queue.
+
+    Args:
+        url: The broker.
+        queue: The broker's queue.
+
+    Returns:
+        The number.
+
+    Raises:
+        BrokerError: The broker can't be reached, or there is no such queue.
+    """
     with broker_errors(url):
         connection = blocking_connection(parameters_of(url))
         try:
@@ -246,11 +270,25 @@ def pull(
     batch: int = BATCH,
     told: Told | None = None,
 ) -> int:
-    """Take messages of the broker's queue ``source``; returns their number.
+    """Take messages out of a broker's queue.
 
-    Ends when none came for ``timeout`` seconds, or after ``count``. A batch is acknowledged to the
-    broker when it is on disk here. Raises :class:`BrokerError`; the broker delivers again the
-    messages that were not acknowledged to it.
+    A batch is acknowledged to the broker when it is on disk here. After an error the broker
+    delivers the others again.
+
+    Args:
+        url: The broker, ``amqp://user:password@host:port/vhost``.
+        source: The broker's queue.
+        queue: The queue that gets the messages.
+        count: The most messages. None: all.
+        timeout: Seconds without a message after which it ends.
+        batch: Messages of a publish.
+        told: Called after each batch with the number of messages so far.
+
+    Returns:
+        The number of messages.
+
+    Raises:
+        BrokerError: The broker can't be reached, or went away.
     """
     if timeout <= 0:
         raise UsageError(f"timeout must be seconds above 0, not {timeout!r}")

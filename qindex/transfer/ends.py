@@ -70,7 +70,7 @@ def take_uncounted(queue: EitherQueue, most: int) -> list[Delivery]:
 
 
 def give_back_uncounted(queue: EitherQueue, deliveries: Iterable[Delivery]) -> None:
-    """Give back the deliveries that are not settled, each to its place."""
+    """Requeue the deliveries that are not settled, each at its place."""
     if isinstance(queue, Queue):
         queue._settler.take_back_uncounted(deliveries)
         return

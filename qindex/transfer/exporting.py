@@ -10,7 +10,7 @@ Steps, for the target ``out.jsonl``::
 
 An export that was interrupted anywhere and is started again looks at all queues again, and writes
 what follows the last message of each that is in a whole chunk. So each message is in the file
-once, those that were published between the two runs also. A store may be in use meanwhile: the
+once, also if it was published between the two runs. A store may be in use meanwhile: the
 export leaves out a message that is acknowledged before it gets there.
 
 The parts are in a directory of this user's own, which is held open: another user who plants links
@@ -85,12 +85,24 @@ def export_messages(
     progress: Progress | None = None,
     chunk_rows: int = _CHUNK_ROWS,
 ) -> ExportReport:
-    """Write the messages of ``queues`` (``None``: of all), in order, into the new file ``out``.
+    """Write messages into a new file, in order. It is durable on return.
 
-    ``directory``: a store, in use or not, or a RabbitMQ vhost directory; nothing in it is changed.
-    ``format``: ``"jsonl"`` or ``"parquet"``, by default as the file's name ends. Durable on
-    return. Raises :class:`UsageError` for a queue that is not there and a file that is, and
-    :class:`StorageError`. Memory: one chunk.
+    An interrupted export resumes when it is called again. Memory: one chunk.
+
+    Args:
+        directory: A store, in use or not, or a RabbitMQ vhost directory. It is not changed.
+        out: The new file.
+        queues: The names of the queues. None: all.
+        format: ``"jsonl"`` or ``"parquet"``. None: by the end of the file's name.
+        progress: Called with the messages written and the messages in all.
+        chunk_rows: Messages of a chunk.
+
+    Returns:
+        A report of the export.
+
+    Raises:
+        UsageError: There is no such queue, or the file exists.
+        StorageError: The system refused.
     """
     queues = listed(queues or [], "queues")
     target = Path(checked_path(out))
@@ -98,7 +110,7 @@ def export_messages(
     if target.exists():
         # Finished, except for its leftovers.
         shutil.rmtree(target.with_name(target.name + _PARTS), ignore_errors=True)
-        raise UsageError(f"{target}: is there already")
+        raise UsageError(f"{target}: exists already; name another file, or delete it")
     store = StoreReader(directory)
     readers = _readers(store, queues)
     about = {
@@ -139,11 +151,22 @@ def stream_messages(
     format: str | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Return the messages of ``queues`` (``None``: of all), in order, to ``write``, each as a line
-    of JSON Lines. ``import_messages`` takes such a file, and can't tell whether it was cut.
+    """Write messages as lines of JSON Lines, in order.
 
-    Raises :class:`UsageError` for a queue that is not there, and another format. Memory: one
-    message.
+    ``import_messages`` takes them, but can't tell whether they were cut. Memory: one message.
+
+    Args:
+        directory: A store, in use or not, or a RabbitMQ vhost directory. It is not changed.
+        write: Called with each line.
+        queues: The names of the queues. None: all.
+        format: ``"jsonl"`` or None.
+        progress: Called with the messages written and the messages in all.
+
+    Returns:
+        A report of the export.
+
+    Raises:
+        UsageError: There is no such queue, or the format is another.
     """
     if format not in (None, "jsonl"):
         raise UsageError(f"a stream is of JSON Lines, not {format}")

@@ -90,13 +90,27 @@ def import_messages(
     batch: int = _BATCH,
     **options: Any,
 ) -> ImportReport:
-    """Publish the messages of ``files``, one file after the other, to the store ``directory``.
+    """Publish the messages of files. They are durable on return.
 
-    ``queue``: where to, instead of to the queues that the files name. ``format`` as for
-    :func:`qindex.transfer.export_messages`. ``options`` as :func:`qindex.open` takes them.
-    Durable on return. Raises :class:`~qindex.transfer.files.FormatError` for a file that can't be
-    imported (nothing is done then), :class:`UsageError` when another import into the store is not
-    finished, and as :func:`qindex.open`.
+    All files are checked before anything is published. An interrupted import resumes when it is
+    called again; a finished one publishes the messages once more.
+
+    Args:
+        files: The files, in order.
+        directory: The store, made if there is none.
+        queue: The queue for all messages. None: the queues that the files name.
+        format: ``"jsonl"`` or ``"parquet"``. None: by the end of each file's name.
+        progress: Called with the messages published and the messages in all.
+        batch: Messages of a publish.
+        options: The keyword arguments of :func:`qindex.open`.
+
+    Returns:
+        A report of the import.
+
+    Raises:
+        FormatError: A file can't be imported; nothing was done.
+        UsageError: Another import into the store is not finished.
+        StoreError: As :func:`qindex.open`.
     """
     if queue is not None:
         checked_name(queue)
@@ -302,7 +316,7 @@ class _Import:
                     self._engine.queue(name, **given)
 
     def _publish(self, name: str, batch: list[Moved], done: int, at: _At) -> None:
-        """Publish the rest of a batch; ``done``: messages before those that are sorted with it."""
+        """Publish the rest of a batch; ``done``: messages before the ones sorted with it."""
         rest = batch[at[-1] :]
         queue = self._engine.queue(name)
         if isinstance(queue, SharedQueue):

@@ -103,7 +103,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         values = json.loads(line)
     except ValueError as error:  # also for bad UTF-8
         cut = "" if line.endswith(b"\n") else "the file is cut here: the line has no end, and "
-        raise FormatError(path, number, f"{cut}is no JSON: {error}") from error
+        raise FormatError(path, number, f"{cut}is not JSON: {error}") from error
     except RecursionError as error:
         raise FormatError(path, number, _TOO_DEEP) from error
     if not isinstance(values, dict):
@@ -153,4 +153,4 @@ def _bytes(values: dict[str, Any], name: str) -> bytes | None:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UsageError(f"{name} is no base64: {error}") from error
+        raise UsageError(f"{name} is not base64: {error}") from error

@@ -44,7 +44,7 @@ def from_plain(value: Any) -> Any:
         if name.startswith("$"):
             decode = _DECODERS.get(name)
             if decode is None:
-                raise UsageError(f"{name} is no kind of value")
+                raise UsageError(f"{name} is not a kind of value")
             try:
                 return decode(inner)
             except (TypeError, ValueError, ArithmeticError, LookupError) as error:

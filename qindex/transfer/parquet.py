@@ -179,7 +179,7 @@ def _readable(path: Path, texts: Sequence[str] = ()) -> Iterator[pq.ParquetFile]
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
-        what = f"is no whole Parquet file: {str(error).splitlines()[0]}"
+        what = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
         raise FormatError(path, 0, what) from error
 
 

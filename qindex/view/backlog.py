@@ -19,8 +19,8 @@ def ready_and_unacked(
     """Return both, or ``None`` for both where only the process tells that has the store open.
 
     ``messages``: those in the queue; ``delivered_before``: those of them that were delivered, if
-    that is known. ``in_use`` tells whether a process has the store open, or may have. It is called
-    after the look at the files, and only if it matters.
+    that is known. ``in_use`` returns whether a process may have the store open. It is called after
+    the look at the files, and only if it matters.
     """
     if delivered_before == 0 or not in_use():
         return messages, 0

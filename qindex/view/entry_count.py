@@ -84,7 +84,7 @@ def settle_entry_count(
             listed = " and ".join(str(one) for one in fitting)
             raise UsageError(
                 f"{vhost.path}: {vhost.assumed}, so nothing says how many entries a segment has. "
-                f"The files fit {listed}, with different messages: give segment_entry_count "
+                f"The files fit {listed}, with different messages: set segment_entry_count "
                 "(--segment-entry-count), or put the node's .config there"
             )
     vhost.entry_count = count
@@ -212,7 +212,7 @@ class _Queue:
             found += end - self.next_seq
         for seq, msg_id in self.published.items():
             known = self._in_segments(seq, count)
-            # Where it is in a segment, too, a flush was cut short. Else it was published later.
+            # Where it is also in a segment, a flush was cut short. Else it was published later.
             found += known != msg_id if known else seq < end
         for seq in (self.delivered | self.acked) - self.published.keys():
             if self._in_segments(seq, count):

@@ -169,7 +169,7 @@ class _Segment:
     def _quick(
         self, source: Source, mine: I64, data: Data, starts: I64, lengths: I64
     ) -> tuple[tuple[I64, pa.RecordBatch] | None, I64]:
-        """Return a batch of those that need no decoding, with their seq_ids, and the others."""
+        """Return a batch of the messages that need no decoding, their seq_ids, and the others."""
         columns = self.columns
         found = find_fields(data, starts, lengths, columns.sizes[mine])
         tables: list[pa.Array] = []

@@ -88,7 +88,7 @@ class Row:
 
 class QueueView:
     """One queue directory, pinned when this is made, or as it was ``pinned`` before. ``only`` tells
-    by its number whether a segment is wanted; others are not looked at. ``busy`` tells whether a
+    by its number whether a segment is wanted; others are not looked at. ``busy`` returns whether a
     writer may be at work, whose records may be half written. ``depth``: of its image.
 
     ``findings``: those of the files; complete when all was read.
@@ -199,7 +199,7 @@ class QueueView:
         return in_order([one for one in pieces if len(one.seqs)])
 
     def entries(self, number: int) -> list[Entries]:
-        """Read all entries of segment ``number``, also those that are done with, file by file."""
+        """Read all entries of segment ``number``, also acknowledged ones, file by file."""
         part = self.image.segment(number, Depth.DECODE)
         if part is None:
             return []

@@ -231,7 +231,7 @@ def refuse_node_directory(fs: FileSystem, directory: str) -> None:
     more = f" and {len(vhosts) - _MOST_LISTED} more" if len(vhosts) > _MOST_LISTED else ""
     raise NotAStoreError(
         f"{directory}: is a RabbitMQ node's directory; "
-        f"give the directory of one of its virtual hosts: {shown}{more}"
+        f"use the directory of one of its virtual hosts: {shown}{more}"
     )
 
 

@@ -4,8 +4,8 @@ The directory may be in use (by our engine or a node), closed, or left by a cras
 written and no lock is taken. Of a queue in use one moment is shown, see
 :mod:`qindex.recovery.point_in_time`.
 
-A reader shows the messages that our engine or a node would deliver, in that order, and those that
-it would move to a dead-letter queue. It does not show those that it would drop (acknowledged,
+A reader shows the messages that our engine or a node would deliver, in that order, and the ones
+it would move to a dead-letter queue. It does not show messages that it would drop (acknowledged,
 expired, transient after a restart). Damage is reported in ``findings``; reading goes on after it.
 
 >>> import qindex, tempfile
@@ -99,9 +99,9 @@ Kind = Literal["qindex", "rabbitmq"]
 class QueueSummary:
     """One queue at one moment.
 
-    ``messages``: all that are in it. ``delayed``: those that are not due yet, and ``next_due``:
-    when the first of them is, in microseconds since 1970 UTC. ``ready``: those that wait for a
-    consumer; ``unacked``: those that are with one (:mod:`qindex.view.backlog`); both ``None`` where
+    ``messages``: all that are in it. ``delayed``: messages not due yet, and ``next_due``:
+    when the first of them is, in microseconds since 1970 UTC. ``ready``: messages that wait for a
+    consumer; ``unacked``: messages with one (:mod:`qindex.view.backlog`); both ``None`` where
     only the process tells that has the store open. ``delivered_before``: messages that were
     delivered and come again as redelivered if they are not acknowledged; ``None`` where a node was
     killed, which does not keep
@@ -153,7 +153,7 @@ class QueueReader:
     def entries(self) -> Iterator[Row]:
         """Yield the messages in order of delivery.
 
-        In a store of ours they have the seq_ids that the queue gave them. In a node's directory a
+        In a store of qindex they have the seq_ids that the queue gave them. In a node's directory a
         sub-queue of a priority queue has its own. All sub-queues are pinned at the first step;
         memory does not grow with the backlog (one segment and the journal at a time). Messages that
         are acknowledged, and whose segments are deleted, before this comes to them, are left out.
@@ -171,7 +171,7 @@ class QueueReader:
         """Yield the messages as Arrow record batches, in the order and with the seq_ids of
         :meth:`entries`.
 
-        ``columns``: those that are wanted of :data:`qindex.view.message_batches.MESSAGES`, none for
+        ``columns``: the wanted ones of :data:`qindex.view.message_batches.MESSAGES`, none for
         all. What only others need is not read. Needs pyarrow. Raises as :meth:`entries`, and
         :class:`UsageError` for a column that there is not.
         """
@@ -241,7 +241,7 @@ class QueueReader:
         )
 
     def summary_if_there(self) -> QueueSummary | None:
-        """Count, or give ``None`` when the queue is not there any more."""
+        """Count the messages. Return None if the queue no longer exists."""
         try:
             return self.summary()
         except UsageError:
@@ -283,7 +283,7 @@ class StoreReader:
     """A store directory, read-only.
 
     ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: those outside the queues' own files.
-    ``marker``: the marker's content of a store of ours (given, where the file can't be read any
+    ``marker``: the marker's content of a store of qindex (given, where the file can't be read any
     more); ``vhost``: that of a virtual host's own files. The other one is ``None``.
     ``segment_entry_count``: of a virtual host whose ``.config`` does not say it.
     Raises :class:`NotAStoreError` for a file or a directory of something else (it names

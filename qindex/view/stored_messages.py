@@ -109,7 +109,7 @@ def _open_read_only(
 
 
 class StoredMessages:
-    """Gives records by message id. ``pinned``: the ids of the moment that is shown, ``current``:
+    """Reads records by message id. ``pinned``: the ids of the moment that is shown, ``current``:
     those of now. Memory: about 250 bytes for each id, once one was asked for."""
 
     def __init__(
@@ -168,7 +168,7 @@ class StoredMessages:
                 return
 
     def _open(self, ids: Iterable[bytes]) -> set[bytes]:
-        """Scan for these messages. Return those that are not there."""
+        """Scan for these messages. Return the missing ones."""
         self.close()
         self._listing = self._list()
         store = _open_read_only(self._fs, self._place.directory, dict.fromkeys(ids, 1))

@@ -127,12 +127,14 @@ def load_handlers(name: str) -> Handlers:
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if frame.filename.startswith("<") else f" ({frame.filename}:{frame.lineno})"
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            where = "; run this in the directory of the module, or set PYTHONPATH"
         raise UsageError(f"{module} can't be imported: {cause_of(error)}{where}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise UsageError(f"{module} has no {attribute}") from None
+            raise UsageError(f"module {module!r} has no {attribute!r}") from None
     handlers: Handlers = found
     checked_handlers(handlers)
     return handlers
@@ -144,7 +146,7 @@ def check_sendable(handlers: Handlers | str) -> None:
         pickle.dumps(handlers)
     except Exception as error:
         raise UsageError(
-            "with processes a handler is a function of a module, which a process can import: "
+            "with processes, a handler must be a function that a process can import: "
             f"{cause_of(error)}"
         ) from error
 

@@ -1,4 +1,4 @@
-"""When a schedule is due: by a cron expression in a time zone, or each so many seconds.
+"""When a schedule is due: by a cron expression in a time zone, or at an interval.
 
 A rule has one method, ``after(time)``: the first instant after a time. Instants are microseconds
 since 1970 UTC, so the days on which clocks change are the business of cron expressions alone.
@@ -86,7 +86,7 @@ def zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError):
         raise UsageError(
-            f"there is no time zone {name!r} here: give a name such as 'Europe/Amsterdam'"
+            f"there is no time zone {name!r} here; use a name such as 'Europe/Amsterdam'"
         ) from None
 
 

@@ -36,8 +36,8 @@ FULL_PAUSE = 1.0
 class Retry(Exception):
     """Raised by a handler: deliver the message again.
 
-    ``delay``: after so many seconds; ``None``: after the queue's back-off. ``count=False`` uses up
-    no attempt.
+    ``delay``: seconds until then; ``None``: the queue's back-off. ``count=False`` uses up no
+    attempt.
 
     >>> raise Retry(delay=60, count=False)
     Traceback (most recent call last):
@@ -108,7 +108,12 @@ class Figures:
     restarts: int = 0
 
     def note(self, error: BaseException | None, outcome: Outcome) -> None:
-        """Count an attempt and what became of it."""
+        """Count an attempt and its outcome.
+
+        Args:
+            error: What the handler raised, or None.
+            outcome: The outcome of the attempt.
+        """
         if error is None:
             self.done += 1
         else:
@@ -131,7 +136,7 @@ def checked_handlers(handlers: Handlers) -> bool:
     found = list(handlers.values()) if isinstance(handlers, Mapping) else [handlers]
     if not found or not all(map(callable, found)):
         raise UsageError(
-            "a handler is a callable, or a mapping from types of messages to callables"
+            "a handler must be a callable, or a mapping from message types to callables"
         )
     asynchronous = {inspect.iscoroutinefunction(one) for one in found}
     if len(asynchronous) == 2:
@@ -162,7 +167,7 @@ def end_if_forked(pid: int) -> None:
 def check_count(name: str, value: object, least: int) -> None:
     """Raise :class:`UsageError` if ``value`` is not a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is a whole number of at least {least}, not {value!r}")
+        raise UsageError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
@@ -171,13 +176,13 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not (0 < number < math.inf or (zero and number == 0)):
         above = "at least 0" if zero else "above 0"
-        raise UsageError(f"{name} is a number of seconds, {above}, not {value!r}")
+        raise UsageError(f"{name} must be a number of seconds, {above}, not {value!r}")
 
 
 def check_callable(name: str, value: object) -> None:
     """Raise :class:`UsageError` if ``value`` is neither None nor a callable."""
     if value is not None and not callable(value):
-        raise UsageError(f"{name} is a function, not {value!r}")
+        raise UsageError(f"{name} must be a function, not {value!r}")
 
 
 def wanted_settings(
@@ -256,8 +261,7 @@ def log_cut(queue: str, seq_id: int) -> None:
 def log_failure(
     queue: str, seq_id: int, attempt: int, limit: int | None, outcome: Outcome, error: BaseException
 ) -> None:
-    """Write one line about an attempt that failed; its traceback is in the record for those that
-    show it (level DEBUG)."""
+    """Log a failed attempt in one line. The record has the traceback, for level DEBUG."""
     what = {"reject": "dead letter", "ack": "settled"}.get(outcome.verb, "retry")
     delay = outcome.arguments.get("delay")
     if what == "retry" and delay is not None:

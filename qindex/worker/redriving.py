@@ -67,6 +67,9 @@ def redrive(
         rate: Messages a second at the most.
         dry_run: Change nothing.
 
+    Returns:
+        The numbers of moved and left messages.
+
     Raises:
         QueueFullError: A queue has no room for its message. Those before it are put back.
         UsageError: ``to`` is the queue itself.

@@ -96,7 +96,7 @@ class Worker:
             message without a handler is treated as if its handler had raised. A handler may settle
             its delivery, or raise :class:`Retry` or :class:`Reject`.
         concurrency: How many handlers run at a time, in threads or coroutines.
-        processes: If not 0, handlers run in so many processes, one in each. The handler must be
+        processes: If not 0, handlers run in this many processes, one in each. The handler must be
             importable, as with :mod:`multiprocessing`.
         retries: Attempts after the first: sets the queue's ``delivery_limit``.
         backoff: Sets the queue's ``backoff``.
@@ -108,11 +108,11 @@ class Worker:
         lease: Seconds of a lease that is extended as long as the handler runs. Needed only where
             others are to get the message while this process is suspended.
         slow_after: Seconds after which a running handler is logged once, with its stack.
-        max_tasks, max_memory: A process is replaced, between messages, after so many messages, or
+        max_tasks, max_memory: A process is replaced, between messages, after this many messages, or
             when it holds more bytes of memory.
         health: A file that is written every five seconds, for probes: the worker's figures and the
             time, in JSON.
-        batch: How many messages a handler's place takes at a time, if so many are ready, and
+        batch: How many messages a handler's place takes at a time, if this many are ready, and
             acknowledges at the end of the batch. More than 1 is for handlers that take less than a
             few milliseconds: if the worker is killed, those of a batch that were handled run again.
         until_empty: End when no message is ready.
@@ -120,7 +120,9 @@ class Worker:
     Example:
         >>> def send(mail):
         ...     print(mail.body)
-        >>> Worker(mails, send, concurrency=8, retries=3).run()
+        >>> Worker(mails, send, concurrency=8, retries=3, until_empty=True).run().done
+        b'hello'
+        1
     """
 
     def __init__(
@@ -155,13 +157,13 @@ class Worker:
             check_lease(lease)
         check_seconds("slow_after", slow_after)
         if not isinstance(health, str | os.PathLike | None):
-            raise UsageError(f"health is the path of a file, not {health!r}")
+            raise UsageError(f"health must be the path of a file, not {health!r}")
         if processes and concurrency > 1:
             raise UsageError("a process runs one handler at a time: concurrency is for threads")
         if timeout is not None and not processes and not self._is_asynchronous:
             raise UsageError(
-                "a thread can't be ended: a timeout needs processes=, or a coroutine function as "
-                "the handler (slow_after= reports handlers that take long)"
+                "a thread can't be ended: a timeout needs processes, or a coroutine function as "
+                "the handler"
             )
         if (max_tasks or max_memory) and not processes:
             raise UsageError("max_tasks and max_memory are for processes")
@@ -202,8 +204,12 @@ class Worker:
     def families(self) -> list[Family]:
         """Return the figures for Prometheus: :func:`qindex.metrics.exposition` has the text form.
 
+        Returns:
+            The families of samples.
+
         Example:
-            >>> print(exposition(worker.families()))
+            >>> worker.families()[0].name
+            'qindex_worker_done'
         """
         from qindex.metrics import Column, table  # needs numpy, as clients do not
 
@@ -249,7 +255,11 @@ class Worker:
         self._told.put("ended")
 
     def fail(self, error: BaseException) -> None:
-        """End the worker with an error."""
+        """End the worker with an error.
+
+        Args:
+            error: What :meth:`run` raises.
+        """
         if self._error is None:
             self._error = error
         self._told.put("stop")
@@ -260,7 +270,16 @@ class Worker:
             self._figures.restarts += 1
 
     def judge(self, delivery: Delivery, attempt: int, error: BaseException | None) -> Outcome:
-        """Say what becomes of a message, and count it."""
+        """Decide what becomes of a message, and count it.
+
+        Args:
+            delivery: The delivery that was handled.
+            attempt: The number of the attempt, from 1.
+            error: What the handler raised, or None.
+
+        Returns:
+            The outcome.
+        """
         if error is not None and self._on_error is not None:
             try:
                 self._on_error(delivery, error)
@@ -384,7 +403,7 @@ class Worker:
             ended = threading.Event()
 
             def run_loop() -> None:
-                while not ended.is_set():  # a handler may stop the loop, too
+                while not ended.is_set():  # a handler may also stop the loop
                     loop.run_forever()
 
             thread = threading.Thread(target=run_loop, name="qindex loop", daemon=True)

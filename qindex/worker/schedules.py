@@ -192,8 +192,18 @@ class Schedule:
         return replace(begun, _next=begun._rule().after(now))
 
     def due(self, now: Microseconds) -> tuple[Schedule, list[Microseconds]]:
-        """Return the schedule that follows this one, or this one itself if nothing changes, and
-        the instants to publish. Raises :class:`UsageError` where its rule can't be read here."""
+        """Return the schedule's due instants.
+
+        Args:
+            now: Microseconds since 1970 UTC.
+
+        Returns:
+            The schedule that follows this one, or this one if nothing changes, and the instants to
+            publish.
+
+        Raises:
+            UsageError: The schedule's rule can't be read here.
+        """
         if self.paused:
             return self, []
         if now < self._next:
@@ -210,7 +220,11 @@ class Schedule:
         return replace(self, _cursor=found[-1], _next=rule.after(now), _last=last), instants
 
     def delay(self, now: Microseconds) -> float:
-        """Return the seconds until it is to be looked at again."""
+        """Return the seconds until the schedule must be looked at again.
+
+        Args:
+            now: Microseconds since 1970 UTC.
+        """
         left = _LONGEST_DELAY if self.paused else self._next - now
         return min(max(left, 1), _LONGEST_DELAY) / SECOND
 
@@ -242,10 +256,10 @@ def parse(delivery: Delivery, engine: AnyEngine | None = None) -> Schedule:
     """Return the schedule that a message is. Raises :class:`UsageError` for any other message."""
     kept = delivery.headers.get(_FIELDS)
     if not isinstance(kept, Mapping) or not {"name", "queue", "next"} <= kept.keys():
-        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is no schedule")
+        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is not a schedule")
     values = {name: kept[short] for name in _KEPT if (short := name.lstrip("_")) in kept}
     if not all(_is_sound(name.lstrip("_"), value) for name, value in values.items()):
-        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is no sound schedule")
+        raise UsageError(f"message {delivery.seq_id} of queue {QUEUE!r} is not a sound schedule")
     return Schedule(**values, body=bytes(delivery.body), _engine=engine)
 
 
@@ -254,7 +268,7 @@ _LATEST = 253_402_300_799 * SECOND
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """Return whether a schedule may have this value: others can publish to the queue, too."""
+    """Return whether a schedule may have this value: others can also publish to the queue."""
     if name in ("start", "next", "cursor", "last"):
         return type(value) is int and 0 <= value <= _LATEST
     if name == "every":
@@ -267,7 +281,7 @@ def _is_sound(name: str, value: object) -> bool:
 
 
 class _UnknownError(UsageError):
-    """There is no schedule of this name."""
+    """There is not a schedule of this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no schedule {name!r}")
@@ -452,11 +466,11 @@ def schedules(engine: AnyEngine) -> dict[str, Schedule]:
 
 def by_name(found: Iterable[Delivery], engine: AnyEngine | None = None) -> dict[str, Schedule]:
     """Return the schedules that messages are, in the order of their names."""
-    # Beside a writer the message before is seen for a moment, too: the later one counts.
+    # Beside a writer the message before is also seen for a moment: the later one counts.
     in_order = sorted(found, key=lambda one: one.seq_id)
     named = {}
     for each in in_order:
-        with suppress(UsageError):  # the queue may have other messages, too
+        with suppress(UsageError):  # the queue may also have other messages
             one = parse(each, engine)
             named[one.name] = one
     return dict(sorted(named.items()))
@@ -487,7 +501,7 @@ def _checked_when(
     cron: str | None, every: float | None, timezone: str | None
 ) -> tuple[str | None, str | None]:
     if (cron is None) == (every is None):
-        raise UsageError("a schedule has a cron expression or every=, and not both")
+        raise UsageError("a schedule needs a cron expression or every=, not both")
     if cron is not None:
         zone(timezone or _UTC)
         return checked_cron(cron), timezone or _UTC

@@ -91,7 +91,7 @@ class TaskWorker:
         until_empty: bool = False,
     ) -> None:
         if not checked_handlers(handler):
-            raise UsageError("here a handler is a coroutine function")
+            raise UsageError("a handler must be a coroutine function here")
         check_options(concurrency, retries, timeout, on_error, grace)
         self._queue = queue
         self._handlers = handler

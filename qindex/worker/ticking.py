@@ -102,7 +102,11 @@ class Ticker:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def turn(self, timeout: float) -> None:
-        """Publish due ticks until none was due for ``timeout`` seconds."""
+        """Publish due messages until none was due for ``timeout`` seconds.
+
+        Args:
+            timeout: Seconds without a due message.
+        """
         queue = self._engine.queue(schedules.QUEUE)
         self._look(queue)
         self._consumer = consumer = queue.consume(1, timeout, lease=schedules.LEASE)

@@ -53,7 +53,7 @@ _MOST_TRIES = 10_000
 """Geometries that are tried in full: a damaged file may begin with anything."""
 
 Read = Callable[[int, int], bytes]
-"""Gives up to so many bytes of a file from a position on: ``read(position, length)``."""
+"""Reads up to ``length`` bytes of a file: ``read(position, length)``."""
 
 
 class IndexHeader:
@@ -140,7 +140,7 @@ def find_geometry(
     if it has none.
 
     They are configuration, not in the file, but its first and last entry must be where the
-    header and the slots say. What is ``likely`` is tried first: five small pieces are read for it.
+    header and the slots say. ``likely`` is tried first: five small pieces are read for it.
     Then the default, then every pair that gives the length.
     """
     header = IndexHeader.parse(read(0, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"))

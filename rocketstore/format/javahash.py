@@ -29,14 +29,14 @@ Seed = int | Int64Array
 _MASK = 0xFFFFFFFF
 _UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 _FEW = 24 if build() == INTERPRETED else 1 << 62
-"""Up to so many texts, one by one is faster than in columns."""
+"""Up to this many texts, one by one is faster than in columns."""
 _FEW_LENGTHS = 24
-"""Up to so many different lengths a matrix for each is faster than sums."""
+"""Up to this many different lengths a matrix for each is faster than sums."""
 BLOCK = 4096
 """Texts taken at a time: what numpy needs for them stays in the processor's cache, and comes from
 memory that the process has already (larger arrays are new pages each time). Twice as fast."""
 _MANY_ROWS = 512
-"""From so many texts of one length on it pays to go through them column by column."""
+"""From this many texts of one length on it pays to go through them column by column."""
 
 
 def utf16_length(text: str) -> int:

@@ -24,7 +24,7 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 _FEW = 24
-"""Up to so many messages, decoding each by itself is faster."""
+"""Up to this many messages, decoding each by itself is faster."""
 _SHAPES = 8
 """Most shapes of one length: a key may be longer where a tag is shorter."""
 _LONG = 4096

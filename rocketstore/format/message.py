@@ -127,7 +127,7 @@ class StoredMessage(NamedTuple):
             raise self._damage("the record is too short for its header")
         size, magic, offset = _CHECK(raw)
         if magic != MESSAGE_MAGIC or size != len(raw) or offset != self.offset:
-            raise self._damage("no record of this offset and size stands here")
+            raise self._damage("there is no record of this offset and size here")
         self._check_lengths()
         _ = self.body
 
@@ -161,9 +161,9 @@ class StoredMessage(NamedTuple):
             raise self._damage("the record is too short for its header") from error
         if magic != MESSAGE_MAGIC or offset != self.offset:
             # A damaged consume queue can point anywhere: also to zeros, which are an empty body.
-            raise self._damage("no record of this offset stands here")
+            raise self._damage("there is no record of this offset here")
         if not length:
-            # The rest of a header that was cut off reads as an empty body, too.
+            # The rest of a header that was cut off also reads as an empty body.
             self._check_lengths()
         body = raw[at : at + length]
         if len(body) != length or (crc32(body) ^ crc) & 0x7FFFFFFF:
@@ -274,12 +274,16 @@ class StoredMessage(NamedTuple):
         return message_id(self.fields[11], self.offset)
 
     def has_key(self, key: str) -> bool:
-        """Whether ``key`` is the message's unique key or one of its keys."""
+        """Return whether ``key`` is the unique key or one of the keys.
+
+        Args:
+            key: The key.
+        """
         properties = self.properties
         return properties.get(UNIQ_KEY) == key or key in properties.get(KEYS, "").split(" ")
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields for printing; the body is left to the caller."""
+        """Return all fields except the body, ready for JSON."""
         return {
             "offset": self.offset,
             "size": self.size,

@@ -135,7 +135,7 @@ cdef extern from *:
         return total;
     }
 
-    /* The bytes of a text, if they are those that it is stored in; NULL for letters beyond ASCII. */
+    /* The bytes of an ASCII text; NULL for other letters. */
     static inline const char *rocket_letters(PyObject *text) {
         return PyUnicode_Check(text) && PyUnicode_IS_COMPACT_ASCII(text)
             ? (const char *)PyUnicode_1BYTE_DATA(text) : NULL;

@@ -44,7 +44,7 @@ push: Callable[[array[int], int], None] = array.append
 """As :func:`journal.memory.words.push`, without a call of Python."""
 
 _FEW = 24
-"""Up to so many entries, one by one is faster than in columns."""
+"""Up to this many entries, one by one is faster than in columns."""
 _INT = struct.Struct(">i").unpack_from
 _LONG = struct.Struct(">q").unpack_from
 _pack_fields = struct.Struct(">8sI8sqq").pack
@@ -230,7 +230,7 @@ def new_result(
 
 
 def join_usual(keys: str, unique_key: str, tags: str) -> bytes | None:
-    """The properties KEYS, UNIQ_KEY and TAGS as they are stored, without those that are empty.
+    """The properties KEYS, UNIQ_KEY and TAGS as they are stored, without empty ones.
     ``None`` for values with letters beyond ASCII, separators or NUL."""
     if keys and unique_key:
         text = f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}"
@@ -260,7 +260,7 @@ def link_entries(
     offsets: Int64Array,
     seconds: Int64Array,
 ) -> int:
-    """Store entries, number ``first`` and those after it, into an IndexFile of so many slots
+    """Store entries, number ``first`` and those after it, into an IndexFile of this many slots
     (:mod:`rocketstore.format.index_format`). Each goes before the newest one of its slot, which
     then names it.
 

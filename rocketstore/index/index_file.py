@@ -114,7 +114,7 @@ class IndexFile(MappedFile):
 
     def read(self, position: int, length: int) -> bytes:
         """``length`` bytes of the file; bytes that it has lost at its end read as zeros, as
-        those that were never written. Raises :class:`StorageError`."""
+        the ones never written. Raises :class:`StorageError`."""
         if self._map is not None:
             return words.piece(self._map, position, position + length)
         return MappedFile.read(self, position, length).ljust(length, b"\0")
@@ -289,7 +289,7 @@ class IndexFile(MappedFile):
         return out
 
     def entries_from(self, number: int, count: int) -> npt.NDArray[np.void]:
-        """A copy of up to ``count`` entries from ``number`` on, those that count."""
+        """Copy up to ``count`` valid entries from ``number`` on."""
         last = min(self.header.count, self.entries)
         count = max(0, min(count, last - number))
         return self._copy(entry_at(self.slots, number), count, ENTRY_DTYPE)

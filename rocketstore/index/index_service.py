@@ -30,7 +30,7 @@ _OPEN_MAX = 32
 """Files that are open at a time, and mapped, if to write, where a process may have few
 descriptors: a store may have thousands."""
 _SHARE = 16
-"""One file for so many of the descriptors that a process may have; it takes two."""
+"""One file for this many of the descriptors that a process may have; it takes two."""
 _OPEN_ANYWAY = 512
 """More are not open, however many descriptors there may be."""
 

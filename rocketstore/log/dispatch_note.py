@@ -24,7 +24,7 @@ _VERSION = 1
 @dataclass(slots=True)
 class DispatchNote:
     """``last`` is offset, size and CRC-32 of the last record before ``offset`` (zeros if none):
-    it tells whether this is still the log that was meant. ``queues`` gives the min position and
+    it identifies the log. ``queues`` gives the min position and
     max unit of each queue; ``index`` name, begin and end timestamp, begin and end offset, used
     slots and count of each index file. ``boot`` names the run of the operating system. ``sizes``
     are the bytes of a log file and of a queue file, and the slots and entries of an index file.

@@ -43,7 +43,7 @@ _ZERO_STEP = 1 << 20
 _ZEROS = bytes(_ZERO_STEP)
 
 Read = Callable[[int, int], bytes]
-"""Gives up to so many bytes of a file from a position on: ``read(position, length)``."""
+"""Reads up to ``length`` bytes of a file: ``read(position, length)``."""
 
 
 def create_file(fs: FileSystem, path: str, size: int) -> int:
@@ -187,7 +187,7 @@ class MappedFile:
             raise StorageError(self.path, "can't be read", error) from error
 
     def close(self) -> None:
-        """Give map and descriptor back; the file's bytes stay as they are, and its next use opens
+        """Release map and descriptor; the file's bytes stay as they are, and its next use opens
         it again.
 
         The map may be left to its last reader: the frames of a call that was cut short keep what
@@ -219,7 +219,7 @@ class MappedFile:
             pwrite_all(self._fs, self.fd, data, position)
 
     def zero_from(self, position: int) -> bool:
-        """Zero every byte from ``position`` on that is not zero; tells whether any was."""
+        """Zero every byte from ``position`` on that is not zero. Return whether any was."""
         view = self.map()
         changed = False
         for start, end in data_ranges(self._fs, self.fd, position, self.size):
@@ -409,7 +409,7 @@ def scan_directory(
         if stat.S_ISREG(info.st_mode) and len(name) == 20 and name.isascii() and name.isdigit():
             numbered.append((int(name), info.st_size, path))
         else:
-            strangers.append(Stranger(path, "is no file of this store"))
+            strangers.append(Stranger(path, "is not a file of this store"))
     if size is None and numbered:
         size = _likely_size(numbered)
     starts: list[int] = []
@@ -420,7 +420,7 @@ def scan_directory(
             what = f"is {length} bytes long, not {size}"
             strangers.append(Stranger(path, what, start, length, size))
         elif start % size:
-            strangers.append(Stranger(path, f"its name is no multiple of {size}"))
+            strangers.append(Stranger(path, f"its name is not a multiple of {size}"))
         else:
             starts.append(start)
     return starts, strangers, size

@@ -151,7 +151,7 @@ class LogWalk:
 
 class SkipDamage:
     """Goes on at the next sound record, changing nothing; ``skipped`` are the offsets where there
-    was none. One that a writer has put there meanwhile is not skipped."""
+    was none. A record that a writer has put there meanwhile is not skipped."""
 
     def __init__(self, commitlog: CommitLog) -> None:
         self._commitlog = commitlog

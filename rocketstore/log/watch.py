@@ -62,7 +62,7 @@ class Watch:
     def _tell(self, path: str, offset: int, what: str) -> DamageError:
         if path not in self.taken:
             self.taken.add(path)
-            consequence = "what was in it is lost, unless the file is put back"
+            consequence = "its content is lost, unless the file is put back"
             finding = Finding(path, offset, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)
             self._findings.append(finding)
             _log.warning("%s", finding)

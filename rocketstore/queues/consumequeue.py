@@ -396,7 +396,7 @@ class ConsumeQueue:
         self.wrote = max(self.wrote, kept_end)
 
     def cut(self, end: int) -> bool:
-        """End the queue at a position and zero what follows; tells whether there was anything."""
+        """End the queue at a position and zero what follows. Return whether there was anything."""
         changed = False
         while self.starts and self.starts[-1] >= max(end, 1):
             self._remove_last()

@@ -48,7 +48,7 @@ def mend_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
             save_sane(fs, path, content, depth)
         else:
             where = set_aside(fs, paths, path)
-        yield replace(finding, consequence=f"{finding.consequence}; set aside in {where}")
+        yield replace(finding, consequence=f"{finding.consequence}; quarantined in {where}")
 
 
 def _offset_files(paths: Paths) -> dict[str, int]:
@@ -71,7 +71,7 @@ def _check_offsets(fs: FileSystem, path: str, depth: int) -> Iterator[Finding]:
         yield Finding(path, 0, len(data), Cause.CRASH, what, _fallback(fs, path), kind)
         return
     content = parse_object(data)
-    problem = "this is no JSON object" if content is None else table_problem(content, depth)
+    problem = "this is not a JSON object" if content is None else table_problem(content, depth)
     if problem is not None:
         lost = _fallback(fs, path) if content is None else "what makes no sense is not used"
         yield Finding(path, 0, len(data), Cause.DAMAGE, problem, lost, Kind.RECORD)

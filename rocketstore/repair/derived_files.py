@@ -85,7 +85,7 @@ class RebuiltFile:
 class RebuildResult:
     """The work of :func:`rocketstore.rebuild`.
 
-    ``messages`` are those that queues have. ``end`` is the physical offset after the log's last
+    ``messages``: the messages that queues have. ``end`` is the physical offset after the log's last
     record, ``last`` the offset and size of that record (zeros if there is none), and
     ``last_store_time`` its time in ms.
     """
@@ -225,13 +225,13 @@ def _visible(batch: DispatchBatch) -> int:
 
 
 def _refuse_hole(log: CommitLog, end: int) -> None:
-    """Raise :class:`DamageError` if sound records follow the place where the walk ended. One that
-    is there itself was put meanwhile."""
+    """Raise :class:`DamageError` if sound records follow the place where the walk ended. A record
+    at that place was put meanwhile."""
     if find_survivor(log, end) in (None, end):
         return
     file = log.files.find(end)
     path = file.path if file is not None else log.files.directory
-    what = "no record stands here, but sound ones do behind it (open with repair=True)"
+    what = "there is no record here, but sound ones follow (open with repair=True)"
     raise DamageError(path, end % log.file_size, what)
 
 

@@ -67,11 +67,11 @@ def repair_directory(
 def _repair(fs: FileSystem, paths: Paths, stranger: Stranger) -> str:
     """Set a file aside; one of the log is brought to its length, for its records may be sound."""
     if os.path.dirname(stranger.path) != paths.commitlog or not stranger.is_placed:
-        return f"set aside in {set_aside(fs, paths, stranger.path)}"
+        return f"quarantined in {set_aside(fs, paths, stranger.path)}"
     consequence = "lengthened with zeros"
     if not stranger.is_short:
         where = copy_excess(fs, paths, stranger.path, stranger.wanted)
-        consequence = f"cut; what was too much is set aside in {where}"
+        consequence = f"cut; the excess is quarantined in {where}"
     extend(fs, stranger)
     return consequence
 

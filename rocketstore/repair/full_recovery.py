@@ -96,7 +96,7 @@ def _boot_changed(parts: Parts, note: DispatchNote | None) -> bool:
 
 
 def _still_true(parts: Parts, note: DispatchNote) -> bool:
-    """Return whether files and log are still those that the note vouches for."""
+    """Return whether the note still describes files and log."""
     commitlog = parts.commitlog
     if note.sizes_only:
         return False
@@ -408,8 +408,9 @@ def _end_of_log(parts: Parts, walk: LogWalk, log_repair: LogRepair) -> None:
                 end - file.start,
                 length,
                 Cause.CRASH if log_repair.explained else Cause.DAMAGE,
-                f"no record stands here, but sound ones do from offset {log_repair.survivor} on",
-                f"the log was cut here; its rest is set aside in {where}",
+                "there is no record here, but sound ones follow from offset "
+                f"{log_repair.survivor} on",
+                f"the log was cut here; its rest is quarantined in {where}",
             )
         )
     cut_log(parts, end)

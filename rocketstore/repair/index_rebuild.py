@@ -253,7 +253,7 @@ def rebuild_index(parts: Parts, number: int, offset: int, skip: int, end: int) -
                     place,
                     0,
                     Cause.DAMAGE,
-                    "no record stands here",
+                    "there is no record here",
                     "what stood here is not in the index (open with repair=True sets it aside)",
                 )
             )

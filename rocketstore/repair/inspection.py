@@ -56,7 +56,7 @@ def inspect_file(
     if name.endswith((".json", ".bak")):
         return _json(fs, path)
     if not (name.isascii() and name.isdigit() and len(name) in (17, 20)):
-        raise UsageError(f"{path}: is no file of a RocketMQ store")
+        raise UsageError(f"{path}: is not a file of a RocketMQ store")
     if len(name) == 17:
         return _index(fs, path, found.st_size, slots, entries)
     if _is_of_a_queue(fs, path):
@@ -118,7 +118,7 @@ def _end_of_log(read: Read, position: int, size: int, stop: Stop) -> Row:
         return {"kind": "blank", "position": position, "size": START.unpack(start)[0]}
     row: Row = {"kind": "end", "position": position, "size": size}
     if stop is Stop.BAD and start[:4] != bytes(4):
-        row["damage"] = "no sound record stands here"
+        row["damage"] = "there is no sound record here"
     return row
 
 

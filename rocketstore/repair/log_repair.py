@@ -51,7 +51,7 @@ class LogRepair:
             self.explained = True
             self.survivor = survivor
             return None
-        what = f"no record stands here, but sound ones do from offset {survivor} on"
+        what = f"there is no record here, but sound ones follow from offset {survivor} on"
         if not self._parts.options.repair:
             if not self.explained:
                 where = start - file.start
@@ -105,10 +105,10 @@ class LogRepair:
 
     def _fill(self, file: MappedFile, start: int, end: int, store_time: int, what: str) -> None:
         parts = self._parts
-        consequence = "it held nothing but zeros; the log goes on behind it"
+        consequence = "it held nothing but zeros; the log goes on after it"
         if self._holds_data(file, start, end):
             where = save_span(parts.fs, parts.paths, parts.commitlog, start, end)
-            consequence = f"set aside in {where}; the log goes on behind it"
+            consequence = f"quarantined in {where}; the log goes on after it"
         view = parts.commitlog.files.mapped(file)
         file_end = file.start + file.size
         for offset, data in fill_records(start, end, file_end, store_time):

@@ -50,7 +50,7 @@ def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
 
     Raises :class:`StorageError`.
     """
-    with storage_errors(path, "can't be set aside"):
+    with storage_errors(path, "can't be quarantined"):
         new = _free_name(fs, paths, _flat_name(paths, path))
         fs.rename(path, new)
         fs.sync_dir(paths.quarantine)

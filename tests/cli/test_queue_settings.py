@@ -35,3 +35,10 @@ def test_wrong_use(tmp_path: Path) -> None:
         result = run("queue", tmp_path, *wrong)
         assert result.code == 2
         assert result.err.count("\n") == 1
+
+
+def test_a_publish_that_needs_a_setting_names_the_command(tmp_path: Path) -> None:
+    run("queue", tmp_path, "q", "--max-length", "5")
+    refused = run("publish", tmp_path, "q", "--priority", "3", stdin=b"a\n")
+    assert refused.code == 2
+    assert "qindex queue DIR QUEUE --max-priority N" in refused.err

@@ -114,7 +114,7 @@ def test_purge(store: Path) -> None:
 def test_delete(store: Path) -> None:
     refused = run("delete", store, "orders")
     assert refused.code == 2
-    assert "has 3 messages: --force deletes them, too" in refused.err
+    assert "has 3 messages: --force deletes them as well" in refused.err
     assert run("delete", store, "orders", "--force").text == "deleted orders with 3 messages\n"
     run("purge", store, LONG)
     assert run("delete", store, LONG, "--json").rows == [{"queue": LONG, "deleted": 0}]

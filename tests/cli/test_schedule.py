@@ -75,7 +75,7 @@ def test_beside_a_writer_schedules_are_listed_and_not_changed(tmp_path: Path) ->
 def test_wrong_use(tmp_path: Path) -> None:
     add(tmp_path / "data", "s", "--every", "60")
     for wrong, what in [
-        (("data", "pause", "t"), "there is no schedule 't'"),
+        (("data", "pause", "t"), "there is no schedule 't' (qindex schedule DIR list shows them)"),
         (("nowhere", "list"), "no such directory"),
         (("nowhere", "pause", "s"), "no such directory"),
         (("data", "add", "t", "--every", "60"), "--queue"),

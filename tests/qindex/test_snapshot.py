@@ -175,7 +175,7 @@ def test_a_damaged_journal_is_told_when_its_queue_is_asked_for(
     with open_quietly(tmp_path, repair=repair) as engine:
         assert [body for _, body, _ in drain(engine.queue("other"))] == [b"sound"]
         if not repair:
-            with pytest.raises(qindex.DamageError, match=r"journal\.jif.*asking again"):
+            with pytest.raises(qindex.DamageError, match=r"journal\.jif.*the next call"):
                 engine.queue("q")
         bodies = [body for _, body, _ in drain(engine.queue("q"))]
         assert bodies == [b"message number %d" % at for at in range(20) if at != 7]

@@ -227,7 +227,7 @@ def test_damaged_log(command: tuple[str, ...], tmp_path: Path) -> None:
         assert (row["path"], row["offset"], row["cause"]) == (str(log), 318, "damage")
     elif command[0] in ("consume", "rebuild-index"):
         line = complains(*words, code=1)
-        assert f"{log}: at offset 318: no record stands here" in line
+        assert f"{log}: at offset 318: there is no record here" in line
         assert len(line.splitlines()) == 1
     else:
         assert run_qindex("rocket", *words).code == 0

@@ -191,9 +191,9 @@ def test_verify_tells_what_it_should() -> None:
     body = sound.files[log].index(BODIES[5])
     what = "the body does not match its checksum"
     assert findings(log, body) == [(f"/s/{log}", place, what)]
-    what = "no record stands here, but sound ones follow"
+    what = "there is no record here, but sound ones follow"
     assert findings(log, place + 5) == [(f"/s/{log}", place, what)]
-    what = "a record says that it stands elsewhere"
+    what = "a record says that it is elsewhere"
     assert findings(log, place + 35) == [(f"/s/{log}", place, what)]
     queue = names_of(sound, "consumequeue")[0]
     assert findings(queue, 25) == [

@@ -180,7 +180,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
     (gap / "commitlog" / log[1]).unlink()
     os.truncate(cut / "commitlog" / log[1], 1000)
     for store, why in (
-        (hole, f"at offset {size}: no record stands here"),
+        (hole, f"at offset {size}: there is no record here"),
         (gap, f"{log[1]}: at offset 0: this file"),
         (cut, f"{log[1]}: at offset 0: is 1000 bytes long"),
     ):

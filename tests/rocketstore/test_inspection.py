@@ -53,7 +53,7 @@ def test_log(files: dict[str, bytes]) -> None:
         "kind": "end",
         "position": found[2]["position"],
         "size": 4096,
-        "damage": "no sound record stands here",
+        "damage": "there is no sound record here",
     }
     assert rows(LOG, b"") == [{"kind": "commitlog", "damage": "the file is empty"}]
     blank = data[: 4 * found[0]["size"]] + bytes.fromhex("00000e00cbd43194")
@@ -134,7 +134,7 @@ def test_small_files(files: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "abort", "x", "123", "1" * 19, "1" * 21, "\u0661" * 20])
 def test_other_files(name: str) -> None:
-    with pytest.raises(UsageError, match="is no file of a RocketMQ store"):
+    with pytest.raises(UsageError, match="is not a file of a RocketMQ store"):
         rows(name, b"")
 
 

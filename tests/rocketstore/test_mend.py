@@ -114,7 +114,7 @@ def test_one_broken_frame(root: Path) -> None:
     log = Log(root)
     broken = log.break_frame(20)
     log.save()
-    with pytest.raises(DamageError, match=f"sound ones do from offset {log.rows[21][0]} on"):
+    with pytest.raises(DamageError, match=f"sound ones follow from offset {log.rows[21][0]} on"):
         open_tiny(root)
     check_repaired(root, {20})
     (aside,) = (root / "quarantine").iterdir()

@@ -111,7 +111,7 @@ def test_where_a_queue_names_its_messages_it_had_returned(tmp_path: Path, kind: 
     """Then the zeros are damage: refused, and mended as such, at the price of one message."""
     left, start, _ = killed(tmp_path, kind, dispatched=True)
     lose_start(left, start)
-    with pytest.raises(DamageError, match=f"offset {start}: no record stands here"):
+    with pytest.raises(DamageError, match=f"offset {start}: there is no record here"):
         open_tiny(left)
     with open_tiny(left, repair=True) as store:
         bodies = [one.body for one in store.messages("T", 0)]

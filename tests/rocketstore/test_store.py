@@ -85,7 +85,7 @@ def test_bad_batches_change_nothing(tmp_path: Path) -> None:
             ("message 1: record of", lambda: store.put_many("T", [b"", b"x" * 2000])),
             ("2 values for 1", lambda: store.put_many("T", [b""], keys=["a", "b"])),
             ("bytes are right", lambda: store.put_many("T", [b"", "x"])),  # type: ignore[list-item]
-            ("no text", lambda: store.put_many("T", [b""], keys=[1])),  # type: ignore[list-item]
+            ("not a text", lambda: store.put_many("T", [b""], keys=[1])),  # type: ignore[list-item]
             ("0x02", lambda: store.put_many("T", [b"", b""], keys=["a", "b\x02"])),
             ("DELAY", lambda: store.put_many("T", [b""], properties={"DELAY": "1"})),
             ("queue id", lambda: store.put_many("T", [b""], queue_id=-1)),

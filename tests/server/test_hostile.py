@@ -112,7 +112,7 @@ def test_no_request_before_the_hello_and_no_other_version(tmp_path: Path) -> Non
     with qindex.open(tmp_path, shared=True, linger=100) as engine:
         raw = Raw(tmp_path, hello=False)
         raw.send(wire.frame(1, wire.PUBLISH, 1, b"x"))
-        assert raw.read()[1:4] == [wire.ERROR, "UsageError", "the first request is no hello"]
+        assert raw.read()[1:4] == [wire.ERROR, "UsageError", "the first request is not a hello"]
         raw.send(wire.frame(2, wire.HELLO, "qindex", wire.VERSION + 1, None))
         assert "it ends when its last client has gone" in raw.read()[3]
         engine.queue("q").publish(b"x")

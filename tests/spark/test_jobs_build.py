@@ -162,7 +162,7 @@ def test_a_damaged_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     size = int.from_bytes(data[:4], "big")
     data[size] ^= 0x55
     log.write_bytes(data)
-    with pytest.raises(DamageError, match=f"at offset {size}: no record stands here"):
+    with pytest.raises(DamageError, match=f"at offset {size}: there is no record here"):
         build_index(spark, [str(store)])
     assert derived_files(store) == before
     sorted((store / "commitlog").iterdir())[1].unlink()

@@ -119,7 +119,7 @@ def test_a_damaged_directory_is_refused_and_unchanged(tmp_path: Path) -> None:
     data[-9] ^= 4
     path.write_bytes(data)
     before = files(vhost)
-    with pytest.raises(qindex.DamageError, match="salvage copies what is sound"):
+    with pytest.raises(qindex.DamageError, match="salvage copies the sound messages"):
         convert(vhost, 1)
     assert {name: data for name, data in files(vhost).items() if "convert/" not in name} == before
     result = run("convert", vhost, "--to", 1)
@@ -216,7 +216,7 @@ def test_wrong_use(tmp_path: Path) -> None:
         assert result.code == 2
         assert said in result.complaints[0]
     qindex.open(tmp_path / "store").close()
-    assert "needs a new directory" in run("convert", tmp_path / "store", "--to", 2).complaints[0]
+    assert "name a new directory" in run("convert", tmp_path / "store", "--to", 2).complaints[0]
     with pytest.raises(qindex.UsageError, match="1 or 2"):
         convert(tmp_path / "store", 3)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == ["store"]

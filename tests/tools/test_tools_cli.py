@@ -86,7 +86,7 @@ def test_repair_reports(copy_of: Callable[[State], Path], tmp_path: Path) -> Non
         "64 messages in 2 queues, 9 in the message store; 2 entries without a message"
     )
     aside = tmp_path / "new" / "quarantine" / "msg_store_persistent" / "1.rdq.6884"
-    assert f"qindex: set aside: {aside}" in result.complaints
+    assert f"qindex: quarantined: {aside}" in result.complaints
     (row,) = run("repair", store, "--out", tmp_path / "json", "--json").rows
     assert (row["complete"], row["messages"]) == (False, 64)
     assert {one["lost"] for one in row["findings"]} == {True, False}

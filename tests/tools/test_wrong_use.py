@@ -41,8 +41,10 @@ def test_no_store(command: str, tmp_path: Path) -> None:
 
 def test_the_other_command_is_named(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s")
-    assert "see repair" in refused("salvage", store, "--out", tmp_path / "new")
-    assert "see salvage" in refused("repair", golden("b").vhost_dir, "--out", tmp_path / "new")
+    assert "use qindex repair" in refused("salvage", store, "--out", tmp_path / "new")
+    assert "use qindex salvage" in refused(
+        "repair", golden("b").vhost_dir, "--out", tmp_path / "new"
+    )
     wrong = refused("salvage", golden("b").vhost_dir, "--out", tmp_path / "new", "--format", "x")
     assert "rabbitmq" in wrong
 

@@ -80,7 +80,7 @@ def test_a_signal_waits_for_the_handler_and_a_second_one_does_not(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["tests.worker.handlers:nothing"], "has no nothing"),
+        (["tests.worker.handlers:nothing"], "has no 'nothing'"),
         ([HANDLE, "--timeout", 3], "a thread can't be ended"),
     ],
 )

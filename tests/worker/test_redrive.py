@@ -150,8 +150,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert (found.code, found.err) == (0, "")
     assert found.text == (
         "would move 2 to mails\nwould move 2 to orders\n"
-        "left 2: other than the filter asks for\n"
-        "left 1: without a queue that it died in: name one with --to\n"
+        "left 2: not matched by the filter\n"
+        "left 1: do not say where they died; name a queue with --to\n"
     )
     found = run(
         "redrive", data, "failed", "--filter", "key=*-1", "--filter", "queue=mails", "--json"

@@ -4,7 +4,7 @@ The rules, which are the engine's promises:
 
 * a message whose publish returned is in the store, unless its ack was called: *lost* counts those
   that are not;
-* a message whose ack returned is never delivered again: *back* counts those that are;
+* a message whose ack returned is never delivered again: *back* counts those messages;
 * seq_ids rise with each publish, in each run the deliveries to each consumer rise, and the drain
   gives each publisher's messages in the order it sent them: *disorder* counts messages that break
   this;

@@ -31,16 +31,18 @@ _UNEVEN = 0.4
 def demo_command(
     kills: Annotated[int, typer.Option(min=1, max=100, help="Processes to kill.")] = 5,
     seconds: Annotated[
-        float, typer.Option(min=0.05, max=60, help="How long each lives, about.")
+        float, typer.Option(min=0.05, max=60, help="About how long each process lives.")
     ] = 1.5,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the store, and say where.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the store, and print its place.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Publish, consume, kill the process in the middle, and show that nothing was lost.
 
-    In a temporary directory: a child process with publishing and consuming threads is killed
-    with SIGKILL, several times; its notes of each call that returned are compared with the store.
-    Exits 0 only if the books balance.
+    A child process with publishing and consuming threads works in a temporary directory, and is
+    killed with SIGKILL several times. Its notes of each call that returned are compared with the
+    store. Exits 0 only if the books balance.
     """
     console = Console(stderr=as_json, highlight=False)
     directory = tempfile.mkdtemp(prefix="qindex-demo-")
@@ -192,6 +194,6 @@ def _faults(balance: Balance) -> list[tuple[str, int, str]]:
         ("lost", balance.lost, "published, never acknowledged, not there"),
         ("acknowledged but back", balance.back, "delivered after their ack had returned"),
         ("order violations", balance.disorder, "too early, too late, or twice in one run"),
-        ("altered", balance.altered, "bodies that are not what was published"),
+        ("altered", balance.altered, "bodies that differ from the published ones"),
         ("seq_ids repeated", balance.repeated, "one number for two messages"),
     ]

@@ -49,13 +49,13 @@ def inspect_command(
 ) -> int:
     """Print the records of one file with their offsets.
 
-    After them, on standard error, a line for each place that makes no sense; then it exits 1.
+    Places that make no sense follow on standard error, a line each; then it exits 1.
     """
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
         raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
     if os.path.exists(file) and not os.path.isfile(file):
-        raise UsageError(f"{file}: is no regular file")
+        raise UsageError(f"{file}: is not a regular file")
     known = inspect_small(file) or inspect_pair(file)
     if known is not None:
         records, findings = known

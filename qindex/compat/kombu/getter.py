@@ -72,7 +72,7 @@ class Inbox:
             os.read(self._read, 4096)
 
     def get(self, seconds: float) -> Any:
-        """Return the next item, or None after so many seconds."""
+        """Return the next item, or None after this many seconds."""
         with self._changed:
             if not self._items:
                 self._changed.wait(seconds)

@@ -200,7 +200,7 @@ class Owners:
         self._lock = threading.RLock()
 
     def note(self, name: str, unused: float) -> None:
-        """Have a queue removed that is unused for so many seconds."""
+        """Have a queue removed that is unused for this many seconds."""
         with suppress(DuplicateError):
             self._publish(name, unused)
 

@@ -64,7 +64,7 @@ def message_store_clean(
     """Would a node take this message store for cleanly stopped? ``None`` if so, else the reason.
 
     ``persistent_refs`` are those of all queues of the vhost that have recovery terms,
-    ``has_file_summary`` and ``has_index`` tell whether ``file_summary.ets`` and
+    ``has_file_summary`` and ``has_index`` say whether ``file_summary.ets`` and
     ``msg_store_index.ets`` are there (their content is not judged), ``has_rdt`` whether a
     half-done compaction left an ``.rdt`` file. If the store is not clean, no queue of the vhost
     is, whatever its own terms say.

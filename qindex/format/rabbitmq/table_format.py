@@ -109,7 +109,7 @@ Table: TypeAlias = tuple[tuple[str, Field], ...]
 
 
 def decode_table(raw: bytes, pos: int, end: int, depth: int = 1) -> tuple[Table, int]:
-    """Read the table at ``pos``, which may reach up to ``end``; give it and the offset after it.
+    """Read the table at ``pos``, which may reach up to ``end``. Return it and the offset after it.
 
     O(its size). Raises :class:`PropertiesError`.
     """

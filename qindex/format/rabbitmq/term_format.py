@@ -134,7 +134,7 @@ def charlist(value: Term) -> bytes:
 
 
 def decode(data: bytes, offset: int = 0) -> tuple[Term, int]:
-    """Read the term that starts at ``offset`` (its version byte); give it and the offset after it.
+    """Read the term that starts at ``offset`` (its version byte). Return it and its end.
 
     O(length of the term). Raises :class:`TermError` for anything malformed, and nothing else.
     """

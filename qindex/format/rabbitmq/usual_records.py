@@ -88,7 +88,7 @@ def read_usual(data: bytes | memoryview, starts: I64, lengths: I64) -> Usual:
 def _walk(
     form: _Form, data: bytes | memoryview, starts: I64, ends: I64, rows: I64, usual: Usual
 ) -> I64:
-    """Walk the form through the records ``rows``; return those that have it."""
+    """Walk the form through the records ``rows``. Return the ones that have it."""
     at = starts[rows]
     bodies = np.zeros(len(rows), np.int64)
     for number, stretch in enumerate(form.stretches):

@@ -121,7 +121,7 @@ class Delaying(Protocol):
 class DueTimes:
     """The delayed messages of one queue, whose lock is held for every call.
 
-    ``dues``: due times of those that were due, and are with consumers.
+    ``dues``: due times of messages that were due and are with consumers.
     """
 
     def __init__(self, state: Delaying) -> None:

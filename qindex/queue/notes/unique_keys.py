@@ -254,7 +254,7 @@ class UniqueKeys:
 class Taking:
     """The key that a message is about to take: :class:`qindex.queue.prepared_message.Notes`.
 
-    ``headers``: those that the message gets.
+    ``headers``: the headers that the message gets.
     """
 
     def __init__(

@@ -152,11 +152,11 @@ def test_requests_whose_callback_is_gone_are_set_aside_and_tried_again(
         lost = left(tmp_path).pop("requests.unreadable")
         log = (tmp_path / "scrapy.log").read_text()
         assert lost > 0
-        assert log.count("set aside in the queue 'requests.unreadable'") == lost
+        assert log.count("moved to the queue 'requests.unreadable'") == lost
         assert "ValueError: Method 'parse_third' not found" in log
     assert "can't be revived: they are in the queue" in log
     assert crawl(site, tmp_path).wait(WAIT) == 0
-    assert "that had been set aside are scheduled again" in (tmp_path / "scrapy.log").read_text()
+    assert "unreadable requests are scheduled again" in (tmp_path / "scrapy.log").read_text()
     assert set(visited(tmp_path)) == set(range(PAGES))
     assert left(tmp_path) == {"requests.seen": PAGES, "requests.unreadable": 0} | {
         "requests.waiting": 0

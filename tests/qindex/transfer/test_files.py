@@ -188,7 +188,7 @@ def test_an_interrupted_export_goes_on(tmp_path: Path, suffix: str) -> None:
             stops += 1
             assert stops < 20
     assert stops > 3
-    with pytest.raises(qindex.UsageError, match="there already"):
+    with pytest.raises(qindex.UsageError, match="exists already"):
         export_messages(tmp_path / "a", out)
     report_back = import_messages([out], tmp_path / "b")
     assert report_back.messages == sum(map(len, contents(tmp_path / "a").values()))
@@ -424,13 +424,13 @@ GOOD = '{"queue": "q", "body": "fine"}\n'
     ("text", "line", "what"),
     [
         (GOOD + '{"queue": "q", "bo', 2, "cut here"),
-        (GOOD + "{not json}\n", 2, "no JSON"),
-        (GOOD + "\xff\n", 2, "no JSON"),
+        (GOOD + "{not json}\n", 2, "not JSON"),
+        (GOOD + "\xff\n", 2, "not JSON"),
         (GOOD + "[1]\n", 2, "not an object"),
-        (GOOD + "\n", 2, "no JSON"),
+        (GOOD + "\n", 2, "not JSON"),
         (GOOD + '{"time": 1}\n', 2, "no message of ours"),
         (GOOD + '{"queue": "q", "body": 5}\n', 2, "body must be text"),
-        (GOOD + '{"queue": "q", "body_base64": "a"}\n', 2, "no base64"),
+        (GOOD + '{"queue": "q", "body_base64": "a"}\n', 2, "not base64"),
         (GOOD + '{"queue": "q", "body": "x", "key": 5}\n', 2, "key must be"),
         (GOOD + '{"queue": "q", "body": "x", "headers": [1]}\n', 2, "headers must be"),
         (GOOD + '{"queue": "q", "body": "x", "headers": {"a": {"$x": 1}}}\n', 2, r"\$x"),
@@ -485,7 +485,7 @@ def test_a_file_that_is_no_parquet(tmp_path: Path, damage: Callable[[bytes], byt
     out = tmp_path / "x.parquet"
     export_messages(tmp_path / "a", out)
     out.write_bytes(damage(out.read_bytes()))
-    with pytest.raises(FormatError, match="no whole Parquet"):
+    with pytest.raises(FormatError, match="not a whole Parquet"):
         import_messages([out], tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
@@ -528,7 +528,7 @@ def test_a_name_that_no_queue_has(tmp_path: Path) -> None:
 
 def test_wrong_use(tmp_path: Path) -> None:
     fill(tmp_path / "a", 2)
-    with pytest.raises(qindex.UsageError, match="which format"):
+    with pytest.raises(qindex.UsageError, match="set the format"):
         export_messages(tmp_path / "a", tmp_path / "x.csv")
     with pytest.raises(qindex.UsageError, match="no queue"):
         export_messages(tmp_path / "a", tmp_path / "x.jsonl", ["none"])

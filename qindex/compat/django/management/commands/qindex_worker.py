@@ -75,7 +75,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         store = backend.store
         names = options["queue"] or sorted(backend.queues) or store.queue_names()
         if not names:
-            raise CommandError("QUEUES is empty and there is no queue yet: give --queue")
+            raise CommandError("QUEUES is empty and there is no queue yet; name one with --queue")
         for name in names:
             if backend.queues and name not in backend.queues:
                 raise CommandError(f"{name!r} is none of the queues of the backend")
