@@ -50,6 +50,7 @@ MODULES = (
     "qindex.queue.producing",
     "qindex.queue.settling",
     "qindex.queue.delivering",
+    "qindex.queue.waiting",
     "qindex.queue.queue",
     "qindex.queue.priorities",
     "qindex.engine.transaction_log",

@@ -151,13 +151,16 @@ class Producer:
                 )
             if isinstance(body, Message):
                 refuse_parts(key, headers, properties)
-                return self._publish_one(body, ttl, persistent, confirm, due, waits)
+                # Checked here, because its error names no place in a batch.
+                messages = [self._checked(body)]
+                return self._publish_messages(messages, ttl, persistent, confirm, due, waits).start
             if type(body) is not bytes:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
-                message = Message(body, key, headers or {}, properties or dict(state.properties))
-                return self._publish_any(message, ttl, persistent, confirm, due, waits)
+                return self._publish_any(
+                    body, key, headers, properties, ttl, persistent, confirm, due, waits
+                )
             middle, expiry = frame
             limits = state.limits
             if len(body) > state.most_embedded:
@@ -170,8 +173,9 @@ class Producer:
             state.take()
             if limits is not None and not self._fits(len(body)):
                 lock.release()
-                message = Message(body, key, headers or {}, properties or dict(state.properties))
-                return self._publish_any(message, ttl, persistent, confirm, due, waits)
+                return self._publish_any(
+                    body, key, headers, properties, ttl, persistent, confirm, due, waits
+                )
             later = state.delays() if due else None
             index = state.index
             stamp = words.now_ns()
@@ -217,19 +221,6 @@ class Producer:
             f"priority={priority!r}: ask the engine for the queue with max_priority= while it is "
             "empty"
         )
-
-    def _publish_one(
-        self,
-        message: Message,
-        ttl: float | None,
-        persistent: bool,
-        confirm: bool,
-        due: int,
-        waits: bool,
-    ) -> int:
-        message = self._checked(message)
-        given = self._publish_messages([message], ttl, persistent, confirm, due, waits)
-        return given.start
 
     def _publish_unique(
         self,
@@ -557,16 +548,20 @@ class Producer:
 
     def _publish_any(
         self,
-        message: Message,
+        body: bytes,
+        key: str | None,
+        headers: Mapping[str, Any] | None,
+        properties: Mapping[str, Any] | None,
         ttl: float | None,
         persistent: bool,
         confirm: bool,
         due: int,
         waits: bool,
     ) -> int:
+        properties = properties or dict(self.state.properties)
+        message = Message(body, key, headers or {}, properties, time_ns())
         self.check_message(message)
-        stamped = Message(message.body, message.key, message.headers, message.properties, time_ns())
-        return self._publish_all([stamped], ttl, persistent, confirm, due, waits)[0]
+        return self._publish_all([message], ttl, persistent, confirm, due, waits).start
 
     def _publish_all(
         self,

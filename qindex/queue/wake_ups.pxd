@@ -6,7 +6,6 @@ cdef class Bell:
     cdef object __weakref__
     cdef public Py_ssize_t waiting
     cdef PatientLock _lock
-    cdef dict _gates, _listeners
+    cdef dict _listeners
 
-    cdef int _count(self) except -1
     cpdef object notify(self, Py_ssize_t n=*)

@@ -1,16 +1,15 @@
 """Bells, which wake threads, and event loops, which may not be stopped.
 
-A thread sleeps until a bell rings. A coroutine can't: it leaves a listener with the same bell
-(:class:`Bell`), which is called where a thread would be woken.
+Each waiter leaves a listener with a bell (:class:`Bell`). That of a thread opens the gate at which
+the thread sleeps. That of a coroutine tells its loop.
 """
 
 from __future__ import annotations
 
 import math
-from _thread import TIMEOUT_MAX, LockType, allocate_lock
+from _thread import TIMEOUT_MAX, allocate_lock
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from time import monotonic
 
 from journal.errors import UsageError
@@ -21,21 +20,19 @@ Listener = Callable[[], bool]
 
 
 class Bell:
-    """Wakes threads that sleep until it rings, and calls listeners, each once, in the order in
-    which they came.
+    """Calls the listeners of its waiters, each once, in the order in which they came.
 
-    Its lock is held for every call, and taken again with patience. ``notify(n)`` wakes ``n``
-    threads and ``n`` listeners; the losers go on waiting. ``waiting``: the number of both that were
-    not woken yet. A path of single messages asks it before it rings: a thread
-    that was woken may have to wait for the interpreter for thousands of messages.
+    Its lock is held for every call, and taken again with patience. A waiter that finds nothing left
+    goes on waiting. ``waiting``: the number of those that were not woken yet. A path of single
+    messages asks it before it rings: a thread that was woken may have to wait for the interpreter
+    for thousands of messages.
     """
 
-    __slots__ = ("_gates", "_listeners", "_lock", "waiting")
+    __slots__ = ("_listeners", "_lock", "waiting")
 
     def __init__(self, lock: PatientLock) -> None:
         self._lock = lock
         # Made at the first wait: most bells of thousands of queues never ring.
-        self._gates: dict[LockType, None] | None = None
         self._listeners: dict[Listener, None] | None = None
         self.waiting: int = 0
 
@@ -43,57 +40,44 @@ class Bell:
         """Sleep until the bell rings; false when ``timeout`` seconds have passed without that."""
         gate = allocate_lock()
         gate.acquire()
-        if self._gates is None:
-            self._gates = {}
-        self._gates[gate] = None
-        self._count()
+
+        def ring() -> bool:
+            gate.release()
+            return True
+
+        self.listen(ring)
         seconds = -1 if timeout is None else max(timeout, 0)
         try:
             self._lock.while_released(partial(gate.acquire, True, seconds))
         except BaseException:
-            if self._leave(gate):
+            if not self.forget(ring):
                 self.notify()  # it was woken in vain
             raise
-        return self._leave(gate)
-
-    def _leave(self, gate: LockType) -> bool:
-        """Stop waiting at a gate. Return whether the bell has rung for it."""
-        assert self._gates is not None
-        rung = gate not in self._gates
-        self._gates.pop(gate, None)
-        self._count()
-        return rung
+        return not self.forget(ring)
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at the next notification."""
         if self._listeners is None:
             self._listeners = {}
         self._listeners[listener] = None
-        self._count()
+        self.waiting = len(self._listeners)
 
     def forget(self, listener: Listener) -> bool:
         """Take a listener back; false when it has been called."""
         if self._listeners is None or listener not in self._listeners:
             return False
         del self._listeners[listener]
-        self._count()
+        self.waiting = len(self._listeners)
         return True
 
-    def _count(self) -> None:
-        self.waiting = len(self._gates or ()) + len(self._listeners or ())
-
     def notify(self, n: int = 1) -> None:
-        """Wake ``n`` of the threads, and ``n`` of the listeners that still reach someone."""
-        for gate in list(islice(self._gates or (), n)):
-            assert self._gates is not None
-            del self._gates[gate]
-            gate.release()
+        """Wake ``n`` of those that can still be reached."""
         while n > 0 and self._listeners:
             listener = next(iter(self._listeners))
             del self._listeners[listener]
+            self.waiting = len(self._listeners)
             if listener():
                 n -= 1
-        self._count()
 
     def notify_all(self) -> None:
         """Wake all."""

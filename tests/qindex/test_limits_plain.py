@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.format.message import Message
 from qindex.queue.producing import Producer
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly
 
@@ -23,9 +22,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     seen: list[bytes] = []
     real = Producer._publish_any
 
-    def publish_any(producer: Producer, message: Message, *options: Any) -> int:
-        seen.append(message.body)
-        return real(producer, message, *options)
+    def publish_any(producer: Producer, body: bytes, *options: Any) -> int:
+        seen.append(body)
+        return real(producer, body, *options)
 
     monkeypatch.setattr(Producer, "_publish_any", publish_any)
     return seen

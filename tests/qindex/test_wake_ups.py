@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import qindex
 from journal.locks.patience import PatientLock
+from qindex.queue.waiting import take_from
 from qindex.queue.wake_ups import Bell
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start, until
@@ -41,7 +44,7 @@ def test_it_counts_those_that_were_not_woken(lock: PatientLock, bell: Bell) -> N
         bell.listen(lambda: True)
         assert bell.waiting == 4
         bell.notify()
-        assert bell.waiting == 2
+        assert bell.waiting == 3
         bell.notify(5)
         assert (bell.waiting, rung) == (0, [])
     join(threads)
@@ -108,3 +111,29 @@ def test_a_ring_for_one_that_is_interrupted_wakes_another(lock: PatientLock, bel
     join(ringer)
     join(others)
     assert (rung, bell.waiting) == ([True], 0)
+
+
+def test_a_ring_after_the_message_wakes_another(tmp_path: Path) -> None:
+    """Between its message and the end of its call a waiter may be rung for a second message."""
+    got: list[bytes] = []
+    others: list[threading.Thread] = []
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"1")
+
+        def get() -> None:
+            delivery = queue.get(WAIT)
+            assert delivery is not None
+            got.append(delivery.body)
+
+        def take() -> bytes | None:
+            delivery = queue.get(0)
+            assert delivery is not None
+            others.extend(start(get))
+            until(lambda: queue._parts.state.arrived.waiting == 2)
+            queue.publish(b"2")
+            return delivery.body
+
+        assert take_from(queue._parts.state, take, WAIT) == b"1"
+        join(others)
+    assert got == [b"2"]
