@@ -55,6 +55,8 @@ def test_harms(name: str) -> None:
             continue  # the known limits: what a user is not told of stands in the last seconds
         if what == "other" and kind == "*.idx" and "killed" in name:
             continue  # a segment without a file, and no snapshot: one that was acknowledged
+        if what == "other" and kind == "qindex.transactions" and "killed" in name:
+            continue  # cut between what a transaction published and its commit, as by a crash
         silent = [one for one in row.silent if "copied to" not in one]
         assert not silent, f"{what} of {kind}: {silent}"
         # Another pid is as good as any, and nothing is lost with the room after a last transaction.
