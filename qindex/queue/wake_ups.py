@@ -25,8 +25,8 @@ class Bell:
     which they came.
 
     Its lock is held for every call, and taken again with patience. ``notify(n)`` wakes ``n``
-    threads and ``n`` listeners; the losers go on waiting. ``waiting``: the number of both that were
-    not woken yet. A path of single messages asks it before it rings: a thread
+    threads and ``n`` listeners; those that find nothing left go on waiting. ``waiting``: the number
+    of both that were not woken yet. A path of single messages asks it before it rings: a thread
     that was woken may have to wait for the interpreter for thousands of messages.
     """
 
@@ -57,7 +57,7 @@ class Bell:
         return self._leave(gate)
 
     def _leave(self, gate: LockType) -> bool:
-        """Stop waiting at a gate. Return whether the bell has rung for it."""
+        """Stop waiting at a gate; tells whether the bell has rung for it."""
         assert self._gates is not None
         rung = gate not in self._gates
         self._gates.pop(gate, None)
