@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = in_order(items)
 
 
-_MANY = 9
-"""Cases of one test of which the quick tier runs a third."""
+_SOME, _MANY = 4, 9
+"""Cases of one test of which the quick tier runs half, and a third."""
 
 
 def _rotate(items: list[pytest.Item]) -> None:
@@ -91,7 +91,9 @@ def _rotate(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("rotates")
         name = _name_of(item)
-        slices = mark.args[0] if mark else 3 if cases[name] >= _MANY else 1
+        count = cases[name]
+        usual = 3 if count >= _MANY else 2 if count >= _SOME else 1
+        slices = mark.args[0] if mark else usual
         if seen[name] % slices != effort.turn(slices, name):
             item.add_marker(pytest.mark.skip(reason="this case is another commit's"))
         seen[name] += 1

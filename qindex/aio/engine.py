@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from time import monotonic, time_ns
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -185,19 +185,19 @@ class Engine:
 
         Raises:
             QueueFullError: One of the queues is full; none has the message.
-            StorageError: The system refused. Queues earlier in the list have the message.
+            StorageError: The system refused; none has the message.
         """
         names = listed(queues, "queues")
         targets = [await self.queue(name) for name in names]
-        message = message_of(body, key, headers, properties, time_ns())
+        message = message_of(body, key, headers, properties, 0)
         publish = partial(self._engine._publish_to, names, message, ttl, persistent, waits=False)
         self._check_open()
         if self._ports.noting:
             for target in targets:
                 self._ports.here().append(target._queue)
         seqs = await with_room(partial(self._ports.helper.finish, publish), timeout)
-        if confirm or self._engine.options.durability == "fsync":
-            await asyncio.gather(*(self._ports.here().durable(target._queue) for target in targets))
+        if confirm:
+            await asyncio.gather(*(target.sync() for target in targets))
         return seqs
 
     def transaction(self) -> Transaction:

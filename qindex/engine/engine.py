@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
-from time import monotonic, sleep, time_ns
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from journal import format as journal_format
@@ -36,7 +36,6 @@ from journal.locks.lock_order import Rank
 from journal.poison import Poison, was_tried
 from journal.threads import check_unpatched
 from msgstore import CompactionReport
-from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
 from qindex.engine.moves import Moves
@@ -888,8 +887,9 @@ class Engine:
     ) -> list[int]:
         """Publish one message to several queues.
 
-        A message for the message store is written once, with a reference for each queue. A small
-        one is embedded in each.
+        All queues have the message or none has it, also after a crash (see :meth:`transaction`). A
+        message for the message store is written once, with a reference for each queue. A small one
+        is embedded in each.
 
         Args:
             queues: The names of the queues, each once.
@@ -908,13 +908,13 @@ class Engine:
         Raises:
             UsageError: A name occurs twice, or a value can't be stored; none has the message.
             QueueFullError: One of the queues is full; none has the message.
-            StorageError: The system refused. Queues earlier in the list have the message.
+            StorageError: The system refused; none has the message.
 
         Example:
             >>> engine.publish_to(["invoices", "audit"], b"order 17")
             [0, 0]
         """
-        message = message_of(body, key, headers, properties, time_ns())
+        message = message_of(body, key, headers, properties, 0)
         return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
 
     def _publish_to(
@@ -933,8 +933,12 @@ class Engine:
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():
-            targets = [self._parts_of(name).level_for(message).producer for name in names]
-            return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
+            with self.transaction() as tx:
+                seqs = tx._publish_to(names, message, ttl, persistent, timeout, waits)
+            if confirm:
+                for name in names:
+                    self.queue(name).sync()
+        return seqs
 
     def transaction(self) -> Transaction:
         """Return a transaction: publishes and acks in several queues, all of them or none.

@@ -23,6 +23,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from time import time_ns
 from types import TracebackType
@@ -49,7 +50,7 @@ from qindex.queue.delays import due_time
 from qindex.queue.delivery import Delivery, no_delivery, refusal_of
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
-from qindex.queue.producing import Later
+from qindex.queue.producing import SHARED_BELOW, Later
 from qindex.queue.queue import Queue
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
@@ -327,6 +328,76 @@ class Transaction:
                 self._drop(part)
                 raise
         return parts.state.base + seq
+
+    def _publish_to(
+        self,
+        names: Sequence[str],
+        message: Message,
+        ttl: float | None,
+        persistent: bool,
+        timeout: float | None,
+        waits: bool,
+    ) -> list[int]:
+        """Publish one message to several queues, and return its seq_id in each. ``waits``: whether
+        the caller may wait for room. If this raises, the transaction must be rolled back."""
+        every = self._checked()
+        is_plain = (
+            persistent
+            and ttl is None
+            and message.key is None
+            and not (message.headers or message.properties or message.timestamp)
+            and len(message.body) < SHARED_BELOW
+        )
+        seqs = [self._publish_body(name, message.body) if is_plain else -1 for name in names]
+        others = [every.parts_of(name) for name, seq in zip(names, seqs, strict=True) if seq < 0]
+        if not others:
+            return seqs
+        shared = iter(self._share(others, message, ttl, persistent, timeout, waits))
+        return [next(shared) if seq < 0 else seq for seq in seqs]
+
+    def _share(
+        self,
+        queues: Sequence[QueueParts],
+        message: Message,
+        ttl: float | None,
+        persistent: bool,
+        timeout: float | None,
+        waits: bool,
+    ) -> list[int]:
+        """See :meth:`_publish_to`. A large record is written to the message store once, with a
+        reference for each queue."""
+        if not message.timestamp:
+            message = replace(message, timestamp=time_ns())
+        levels = [queue.level_for(message) for queue in queues]
+        first = levels[0].producer
+        first.check_message(message)
+        expiries = [level.producer.expiry(ttl) for level in levels]
+        item = first.prepared(message, persistent, len(levels))
+        held: list[list[Prepared]] = []
+        stored: list[bytes] = []
+        seqs: list[int] = []
+        try:
+            for level in levels:
+                held.append(level.producer.room.ask([item], timeout, waits))
+            # A queue that has its entry is taken off the list.
+            stored += first.store_records([item], len(levels)) * len(levels)
+            for level, expiry, one in zip(levels, expiries, held, strict=True):
+                part = self._new_part(level)
+                self._parts.append(part)
+                taken = level.producer.append_entries(
+                    [item], expiry, persistent, held=one, notes=part, waits=waits
+                )
+                del stored[:1]
+                seqs.append(level.state.base + taken.start)
+        except BaseException as error:
+            first.give_up(stored, error)
+            raise
+        finally:
+            for level, one in zip(levels, held, strict=False):
+                level.producer.room.give_back(one)
+        for level in levels:
+            level.producer.room.keep_within(waits)
+        return seqs
 
     def _drop(self, part: _Part) -> None:
         """Take a failed call back; it may have failed after its append."""

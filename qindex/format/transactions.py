@@ -17,8 +17,9 @@ is read. Zeros may follow the last frame: the file is extended ahead of need.
 The boot id names the run of the operating system, empty if unknown, or is :data:`SYNCED`. A move of
 several messages has all of them in one frame, and acknowledges as many, in the same order.
 
-A transaction without a frame of its commit never happened. The last frame may be torn by a crash:
-then the step that it announces had not begun. Any other frame whose checksum is wrong is damaged.
+A transaction without a frame of its commit never happened. The last frame may be torn by a crash,
+which left out its head or one of its sectors: then the step that it announces had not begun. Any
+other frame whose checksum is wrong is damaged.
 If there is one, no transaction is taken for uncommitted: a message too many is better than one too
 few.
 """
@@ -52,6 +53,10 @@ _NUMBER_OF = struct.Struct(">14xQ")
 """The number in a frame that was written here."""
 _AROUND = _HEAD.size + 1
 """Bytes of a frame beside its content."""
+_SECTOR = 512
+"""Bytes that a disk writes whole or not at all."""
+_MOST_ZEROS = 16
+"""More zeros than that do not follow each other in a frame."""
 _UINT64 = b"\xcf"
 _ONE_ID = b"\x91\xc4\x10"
 """A list of one item, of 16 bytes."""
@@ -256,8 +261,8 @@ def _values(data: bytes) -> Iterator[tuple[int, list[Any] | None]]:
         packed, end = _frame_at(data, at)
         if packed is None:
             following = _next_sound(data, at + 1)
-            if following < 0 and data[end - 1 : end] != _END:
-                return  # torn
+            if following < 0 and _is_torn(data, at, end):
+                return
             yield at, None
             at = following if following > 0 else len(data)
             continue
@@ -278,6 +283,19 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes | None, int]:
     packed = data[start : end - 1]
     is_sound = length and data[end - 1 : end] == _END and xxh3_64_digest(packed) == digest
     return (packed if is_sound else None), end
+
+
+def _is_torn(data: bytes, at: int, end: int) -> bool:
+    """Whether a crash can have left the last frame as it is: without its head, which is stored
+    last, or without a sector after its first one. ``data`` ends with the last byte that is not
+    zero."""
+    if not any(data[at : at + _LENGTH.size]):
+        return True
+    size = len(data)
+    for sector in range((at // _SECTOR + 1) * _SECTOR, min(end, size + _SECTOR), _SECTOR):
+        if not any(data[sector : sector + _SECTOR]) and size > sector - _MOST_ZEROS:
+            return True
+    return False
 
 
 def _next_sound(data: bytes, start: int) -> int:

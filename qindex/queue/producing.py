@@ -62,7 +62,7 @@ MAX_DEPTH = 64
 """Levels of lists and maps in a value of a header: RabbitMQ's nodes and JSON libraries recurse."""
 _CONTAINERS = frozenset((dict, list, tuple))
 _NO_TABLE: Mapping[str, Any] = {}
-_SHARED_BELOW = 4096
+SHARED_BELOW = 4096
 """Message records of at least so many bytes go to the message store when several queues share them:
 to embed a record costs each queue its bytes twice, in the journal and in a segment."""
 
@@ -630,7 +630,7 @@ class Producer:
         state = self.state
         size = len(message.body)
         messages, options = state.messages, state.options
-        below = options.embed_below if queues == 1 else min(options.embed_below, _SHARED_BELOW)
+        below = options.embed_below if queues == 1 else min(options.embed_below, SHARED_BELOW)
         msg_id = os.urandom(16) if messages is None else messages.new_id(size)
         if options.record_format == "qindex":
             front = encode_front(message)

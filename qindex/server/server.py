@@ -245,7 +245,7 @@ class Server(Loop):
     def _publish_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         _, _, names, given, more = request
         options, confirm, timeout = _options_of(more, frozenset({"ttl", "persistent"}))
-        message = message_of(_message(given), None, None, None, time_ns())
+        message = message_of(_message(given), None, None, None, 0)
         ttl, persistent = options.get("ttl"), options.get("persistent", True)
 
         def publish() -> list[int]:
@@ -253,7 +253,7 @@ class Server(Loop):
 
         def finish(seqs: list[int]) -> Reply:
             reply = self.frame(number, wire.DONE, seqs)
-            if not confirm and self.engine.options.durability != "fsync":
+            if not confirm:
                 return reply
 
             def sync() -> bytes:

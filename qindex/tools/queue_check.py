@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from time import sleep
 
@@ -66,10 +66,12 @@ class CheckedQueue:
     stored: list[Entries] = field(default_factory=list)
     readable: bool = True
 
-    def count(self, batch: Entries) -> None:
-        """Take the entries of a batch in."""
-        self.entries += len(batch.seqs)
-        self.bytes += int(batch.sizes.sum())
+    def count(self, batch: Entries, pending: Collection[int] = ()) -> None:
+        """Take the entries of a batch in. ``pending``: seq_ids of transactions without a commit,
+        whose messages are not there for a reader."""
+        there = ~np.isin(batch.seqs, list(pending)) if pending else slice(None)
+        self.entries += len(batch.seqs[there])
+        self.bytes += int(batch.sizes[there].sum())
         self.persistent_entries += int(batch.persistent.sum())
         self.persistent_bytes += int(batch.sizes[batch.persistent].sum())
         bare = batch.embedded == 0
@@ -139,7 +141,7 @@ def _check_entries(view: QueueView, checked: CheckedQueue, *, of_node: bool) -> 
     for number in view.numbers:
         for batch in view.alive(number):
             checked.unacked[number] = checked.unacked.get(number, 0) + len(batch.seqs)
-            checked.count(batch)
+            checked.count(batch, view.rules.pending)
             ids.take(batch)
             for finding in _check_sizes(batch):
                 # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.

@@ -395,21 +395,6 @@ STORE: tuple[Workload, ...] = (
         ),
         setup=_OPEN,
     ),
-    *_many(
-        "fan-out",
-        (
-            ("publish_to", "ab", "stored"),
-            ("publish_to", "ba"),
-            ("sync",),
-            ("consume", "a", 1),
-            ("publish_to", "ab", "stored", True),
-            ("consume", "b", 2),
-            ("flush", "b"),
-            ("consume", "a", 1),
-            ("compact",),
-        ),
-        setup=(*_OPEN, ("queue", "b")),
-    ),
     Workload(
         "roll",
         (
@@ -802,6 +787,21 @@ LATER: tuple[Workload, ...] = (
 )
 
 TOGETHER: tuple[Workload, ...] = (
+    *_many(
+        "fan-out",
+        (
+            ("publish_to", "ab", "stored"),
+            ("publish_to", "ba"),
+            ("sync",),
+            ("consume", "a", 1),
+            ("publish_to", "ab", "stored", True),
+            ("consume", "b", 2),
+            ("flush", "b"),
+            ("consume", "a", 1),
+            ("compact",),
+        ),
+        setup=(*_OPEN, ("queue", "b")),
+    ),
     *_many(
         "transactions",
         (

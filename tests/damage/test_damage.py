@@ -57,7 +57,8 @@ def test_harms(name: str) -> None:
             continue  # a segment without a file, and no snapshot: one that was acknowledged
         silent = [one for one in row.silent if "copied to" not in one]
         assert not silent, f"{what} of {kind}: {silent}"
-        if what == "flip" and kind != "qindex.lock":  # another pid is as good as any
+        # Another pid is as good as any, and nothing is lost with the room after a last transaction.
+        if what == "flip" and kind not in ("qindex.lock", "qindex.transactions"):
             assert row.noticed == row.harms, f"{row.noticed} of {row.harms} flips of {kind} noticed"
         assert row.mended
         # A queue without a message, and without what keeps its seq_ids, looks like a new one.

@@ -108,6 +108,7 @@ def _run_console(block: str, page: Path, directory: Path, environment: dict[str,
         assert same, f"{page.name}:\n$ {command}\n{output}\nand not\n{expected}"
 
 
+@pytest.mark.rotates(1)
 @pytest.mark.parametrize(
     "page",
     [*PAGES[:1], *part(PAGES[1:], by_tier(quick=4, all=1, nightly=1), "pages")],

@@ -16,7 +16,7 @@ __all__ = ["Clock", "Model", "Sent"]
 
 _MODULES = (
     "queue.run_clock",
-    "engine.engine",
+    "engine.transactions",
     "queue.producing",
     "view.queue_view",
 )

@@ -29,7 +29,7 @@ app.conf.update(
         ),
         Broadcast("all"),
     ],
-    beat_schedule={"tick": {"task": "celery_child.note", "schedule": 0.3, "args": ["tick"]}},
+    beat_schedule={"tick": {"task": "celery_child.note", "schedule": 1, "args": ["tick"]}},
     beat_schedule_filename=os.environ["CELERY_DONE"] + ".beat",
     beat_max_loop_interval=0.3,
 )

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -26,6 +29,13 @@ from tests.waiting import WAIT, wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+DATABASE_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+BEAT_SETTINGS = """\
+SECRET_KEY = "tests"
+INSTALLED_APPS = ["django.contrib.contenttypes", "django_celery_beat"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "beat.sqlite3"}}
+USE_TZ = True
+"""
 
 
 class Application:
@@ -304,14 +314,51 @@ def test_priorities_and_prefetch(application: Application) -> None:
 
 
 @not_quick("beat takes seconds to start")
-def test_beat(application: Application) -> None:
+@pytest.mark.parametrize("scheduler", ["celery.beat:PersistentScheduler", DATABASE_SCHEDULER])
+def test_beat(application: Application, scheduler: str) -> None:
+    if scheduler == DATABASE_SCHEDULER:
+        pytest.importorskip("django_celery_beat")
+        (application.directory / "beat_settings.py").write_text(BEAT_SETTINGS)
+        application.environment["DJANGO_SETTINGS_MODULE"] = "beat_settings"
+        application.environment["PYTHONPATH"] += f":{application.directory}"
+        migrate = [sys.executable, "-P", "-m", "django", "migrate"]
+        there, environment = application.directory, application.environment
+        subprocess.run(migrate, cwd=there, env=environment, check=True, capture_output=True)
     worker = application.worker("-P", "solo")
-    beat = application.run("beat", "-l", "INFO")
+    beat = application.run("beat", "-l", "INFO", "--scheduler", scheduler)
     wait_until(lambda: application.lines().count("note:tick") >= 3, application.logs)
     os.kill(server_pid(application.store), signal.SIGKILL)
     count = application.lines().count("note:tick")
     wait_until(lambda: application.lines().count("note:tick") >= count + 3, application.logs)
     application.kill(beat)
+    application.stop(worker)
+
+
+@not_quick("Flower takes seconds to start")
+def test_flower(application: Application) -> None:
+    pytest.importorskip("flower")
+    worker = application.worker("-P", "solo", "-E")
+    application.await_ready(worker)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    application.environment["FLOWER_UNAUTHENTICATED_API"] = "true"
+    application.run("flower", "--address=127.0.0.1", f"--port={port}")
+
+    def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(f"http://127.0.0.1:{port}/api/{path}", data, WAIT) as answer:
+            return json.load(answer)
+
+    def knows_worker() -> bool:
+        with suppress(URLError):
+            return list(ask("workers?refresh=1")) == ["worker0@here"]
+        return False
+
+    wait_until(knows_worker, application.logs)
+    done = ask("task/apply/celery_child.note", {"args": ["seen"]})
+    assert (done["state"], done["result"]) == ("SUCCESS", "noted seen")
+    number = done["task-id"]
+    wait_until(lambda: ask("tasks").get(number, {}).get("state") == "SUCCESS", application.logs)
     application.stop(worker)
 
 
