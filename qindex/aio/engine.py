@@ -185,7 +185,7 @@ class Engine:
 
         Raises:
             QueueFullError: One of the queues is full; none has the message.
-            StorageError: The system refused. Queues earlier in the list have the message.
+            StorageError: The system refused; none has the message.
         """
         names = listed(queues, "queues")
         targets = [await self.queue(name) for name in names]

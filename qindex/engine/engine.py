@@ -888,9 +888,9 @@ class Engine:
     ) -> list[int]:
         """Publish one message to several queues.
 
-        All queues have the message or none has it, after a crash at any moment also. A message for
-        the message store is written once, with a reference for each queue. A small one is embedded
-        in each.
+        All queues have the message or none has it, also after a crash (see :meth:`transaction`). A
+        message for the message store is written once, with a reference for each queue. A small one
+        is embedded in each.
 
         Args:
             queues: The names of the queues, each once.
