@@ -22,7 +22,7 @@ from pyarrow.parquet import ParquetFile
 from journal.errors import StorageError, UsageError
 from journal.fs.files import open_private
 from pyspark_qindex.jobs.outcome import Outcome
-from pyspark_qindex.jobs.report import render_page
+from pyspark_qindex.jobs.page import render_page
 
 _ROWS_ON_PAGE: Final = 200
 

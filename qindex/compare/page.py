@@ -1,4 +1,7 @@
-"""The page of a comparison: one HTML file, no scripts, nothing loaded from anywhere."""
+"""The page of a comparison: one HTML file, no scripts, nothing loaded from anywhere.
+
+:func:`whole_page` also frames the pages of Spark's jobs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from qindex.compare.plots import Axis, Line, line_plot
 from qindex.compare.run import Plan, Results
 from qindex.compare.workload import PRESETS, Workload
 
-PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself refuses whatever the page might load or run."""
 _BINS = 40
 _LAST_QUANTILE = 0.99995
@@ -112,14 +115,18 @@ def make_page(plan: Plan, results: Results, figures: Sequence[Figure]) -> str:
         "<h2>How it was measured</h2>",
         _method(plan),
     ]
+    return whole_page(title, "\n".join(body))
+
+
+def whole_page(title: str, body: str, style: str = "") -> str:
+    """Return a page that loads and runs nothing. ``style`` is added to the style sheet."""
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f"<meta http-equiv='Content-Security-Policy' content=\"{PAGE_POLICY}\">"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<link rel='icon' href='data:,'>"
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{style}</style></head>\n<body>\n"
+        f"{body}\n</body></html>\n"
     )
 
 
