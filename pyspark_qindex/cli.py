@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from pyspark_qindex.jobs.outcome import Outcome
 
 
-JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate", "ingest")
+JOB_NAMES: Final = (
+    "audit",
+    "stats",
+    "report",
+    "build-index",
+    "export",
+    "import",
+    "migrate",
+    "ingest",
+)
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas")
 _ANSWERS: Final = re.compile(r"(?:spark|sc)://([^/]+)(?:/.*)?")
 _CONNECT_PORT: Final = "15002"
@@ -68,7 +77,7 @@ def pipeline_command(
         ),
     ],
     out: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--out",
             "-o",
@@ -76,7 +85,15 @@ def pipeline_command(
             help="A new directory for the results; of ingest: the lake, which runs go on with.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            help="report: the page; its data are beside it.",
+            show_default=False,
+        ),
+    ] = None,
     master: Annotated[
         str,
         typer.Option("--master", help="Spark master: local[N], spark://HOST:PORT, sc://HOST, ..."),
@@ -118,12 +135,13 @@ def pipeline_command(
 ) -> int:
     """Run a job over many stores at once with Spark.
 
-    audit: check everything. stats: figures by queue, file, key and time. build-index: RocketMQ's
-    ConsumeQueues and IndexFiles anew from the CommitLog. export, import: Parquet, without loss.
-    migrate: queues into RocketMQ stores, or RocketMQ stores into queues. ingest: JSON messages
-    into the tables of a lake.
+    audit: check everything. stats: figures by queue, file, key and time. report: a page of
+    backlog, age, sizes, dead letters and damage, and of what changed since the last one.
+    build-index: RocketMQ's ConsumeQueues and IndexFiles anew from the CommitLog. export, import:
+    Parquet, without loss. migrate: queues into RocketMQ stores, or RocketMQ stores into queues.
+    ingest: JSON messages into the tables of a lake.
 
-    Results are Parquet, JSON and a page (index.html) in --out.
+    Results are Parquet, JSON and a page (index.html) in --out; of a report, beside its page.
     """
     if job not in JOB_NAMES:
         raise UsageError(f"no job {job!r}; there are {', '.join(JOB_NAMES)}")
@@ -134,21 +152,29 @@ def pipeline_command(
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.ingest import lake_conf
     from pyspark_qindex.jobs.progress import show_progress
+    from pyspark_qindex.jobs.report import data_directory
     from pyspark_qindex.jobs.results import claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
     from pyspark_qindex.local_session import active_session
 
-    if not all([*paths, out]):
+    wanted, given = ("--html", html) if job == "report" else ("--out", out)
+    if given is None or (out is None) == (html is None):
+        raise UsageError(f"{job} needs {wanted}, and nothing else to write to")
+    if not all([*paths, given]):
         raise UsageError("a path is empty")
     # What can be wrong without Spark is said before it starts, which takes seconds.
-    out = local_path(out, "--out")
+    page = out = local_path(given, wanted)
+    if job == "report":
+        if os.path.isdir(page):
+            raise UsageError(f"--html {page}: is a directory")
+        out = data_directory(page)
     paths = [path if "://" in path else os.path.abspath(os.path.expanduser(path)) for path in paths]
     if job == "import":
         find_exports(paths)
     else:
         find_fleet(paths)
     mode = "failfast" if failfast else "permissive"
-    options = JobOptions(paths, out, install, mode, top, kind, schema, batch)
+    options = JobOptions(paths, out, install, mode, top, kind, schema, batch, page)
     conf = {}
     period = _period(every)
     if job == "ingest":

@@ -16,6 +16,7 @@ from pyspark_qindex.jobs.ingest import Ingest, ingest
 from pyspark_qindex.jobs.left_behind import DAMAGED
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
+from pyspark_qindex.jobs.report import report
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores, import_stores
 
@@ -24,7 +25,8 @@ from pyspark_qindex.jobs.transfer import export_stores, import_stores
 class JobOptions:
     """The options of a command. ``install``: for build-index, put the built files into the
     stores. ``mode``: of the sources. ``top``: for stats, how many keys. ``format``, ``schema``,
-    ``batch``: for ingest, see :class:`pyspark_qindex.jobs.ingest.Ingest`."""
+    ``batch``: for ingest, see :class:`pyspark_qindex.jobs.ingest.Ingest`. ``html``: the page of a
+    report."""
 
     paths: list[str]
     out: str
@@ -34,6 +36,7 @@ class JobOptions:
     format: str = "parquet"
     schema: str = ""
     batch: int = 1_000_000
+    html: str = ""
 
 
 _FEW: Final = 40
@@ -114,6 +117,12 @@ def run_stats(spark: SparkSession, options: JobOptions) -> Outcome:
         found=summary["damaged"] > 0,
         finish=result.unpersist,
     )
+
+
+def run_report(spark: SparkSession, options: JobOptions) -> Outcome:
+    """Make a page of backlog, age, sizes, dead letters and damage, and of what changed."""
+    audited = run_audit(spark, options)
+    return report(spark, options.paths, options.html, options.out, audited)
 
 
 def run_build_index(spark: SparkSession, options: JobOptions) -> Outcome:
@@ -217,6 +226,7 @@ def run_ingest(spark: SparkSession, options: JobOptions) -> Outcome:
 JOBS: Final[dict[str, Job]] = {
     "audit": run_audit,
     "stats": run_stats,
+    "report": run_report,
     "build-index": run_build_index,
     "export": run_export,
     "import": run_import,

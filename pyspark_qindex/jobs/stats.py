@@ -25,6 +25,7 @@ from qindex.view.arrow import Table
 
 _MESSAGE_COLUMNS: Final = ("store", "queue", "seq_id", "size", "timestamp", "redelivered", "key",
                            "error")  # fmt: skip
+_LETTER_COLUMNS: Final = ("store", "queue", "size", "headers")
 _RECORD_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "record_size",
                           "store_timestamp", "reconsume_times", "keys", "sys_flag",
                           "error")  # fmt: skip
@@ -41,11 +42,12 @@ _MOST_BUCKETS: Final = 200
 
 @dataclass(slots=True)
 class StatsResult:
-    """``queues``, ``files``, ``keys``, ``growth``, ``lag``: see the functions of (about) those
-    names. ``messages``: all of them, in common columns. ``damage``: ``store``, ``queue`` and
-    ``error`` of what could not be read."""
+    """``queues``, ``letters``, ``files``, ``keys``, ``growth``, ``lag``: see the functions of
+    (about) those names. ``messages``: all of them, in common columns. ``damage``: ``store``,
+    ``queue`` and ``error`` of what could not be read."""
 
     queues: DataFrame
+    letters: DataFrame
     files: DataFrame | None
     keys: DataFrame
     growth: DataFrame
@@ -73,6 +75,7 @@ def stats(
     queues = [one.store.url for one in fleet if not one.is_rocket]
     rockets = [one.store for one in fleet if one.is_rocket]
     parts: list[DataFrame] = []
+    letters: list[DataFrame] = []
     damage: list[DataFrame] = []
     kept: list[DataFrame] = []
     files = lag = None
@@ -81,12 +84,14 @@ def stats(
         kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
         parts.append(common(found))
         damage.append(found.where("error is not null").select("store", "queue", "error"))
+        letters.append(dead_letters(read(spark, queues, _LETTER_COLUMNS, mode=mode)))
         files = file_garbage(read(spark, queues, include="files", mode=mode))
     if rockets:
         urls = [store.url for store in rockets]
         found = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
         kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
         parts.append(common_records(found))
+        letters.append(dead_records(parts[-1]))
         place = "concat_ws('/', topic, queue_id) as queue"
         damage.append(found.where("error is not null").selectExpr("store", place, "error"))
     messages = _together(parts)
@@ -95,6 +100,7 @@ def stats(
         lag = consumer_lag(messages, spark.createDataFrame(offsets, spark_schema(_OFFSETS)))
     return StatsResult(
         queues=queue_stats(messages),
+        letters=_together(letters),
         files=files,
         keys=hot_keys(messages, top),
         growth=growth(messages),
@@ -156,6 +162,27 @@ def queue_stats(messages: DataFrame, now: float | None = None) -> DataFrame:
         f.percentile_approx(age, 0.5).alias("age_median"),
         f.min(age).alias("age_newest"),
     )
+
+
+def dead_letters(messages: DataFrame) -> DataFrame:
+    """Dead letters of the source ``qindex`` by the queue where they last died and why: how many,
+    their bytes, and the ``moment`` of the latest death."""
+    latest = f.get_json_object("headers", "$.x-death[0]")
+    death = f.from_json(latest, "queue string, reason string, time bigint")
+    dead = messages.where(f.contains("headers", f.lit('"x-death"'))).withColumn("death", death)
+    by = ("store", "queue", f.col("death.queue").alias("died_in"), f.col("death.reason"))
+    figures = (f.count("*").alias("messages"), f.sum("size").alias("bytes"))
+    return dead.groupBy(*by).agg(*figures, f.max("death.time").cast("double").alias("moment"))
+
+
+def dead_records(records: DataFrame) -> DataFrame:
+    """The same of :func:`common_records`: a consumer group's dead letters are those that it did not
+    take however often they were delivered."""
+    dead = records.where("startswith(queue, '%DLQ%')")
+    by = ("store", "queue", f.lit(None).cast("string").alias("died_in"), f.lit("limit"))
+    figures = (f.count("*").alias("messages"), f.sum("size").alias("bytes"), f.max("moment"))
+    names = ("store", "queue", "died_in", "reason", "messages", "bytes", "moment")
+    return dead.groupBy(*by).agg(*figures).toDF(*names)
 
 
 def hot_keys(messages: DataFrame, top: int = 20) -> DataFrame:

@@ -43,7 +43,7 @@ _COMPLETE = "_QINDEX_COMPLETE"
 
 _LATER = {
     "rocket": ("rocketstore.cli", "Look into a RocketMQ store, check and repair it."),
-    "pipeline": ("pyspark_qindex.cli", "Audit, export or migrate many stores with Spark."),
+    "pipeline": ("pyspark_qindex.cli", "Audit, report on, ingest or move many stores with Spark."),
     "compare": ("qindex.cli.compare", "Run one workload on both designs and print figures."),
 }
 """Commands of packages above this one, which are not imported before they are asked for."""

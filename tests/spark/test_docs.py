@@ -51,7 +51,7 @@ def test_the_examples_of_the_pipeline_run(
     with qindex.open(tmp_path / "fleet" / "b") as engine:
         engine.queue("orders").publish(b"no JSON")
     page = (DOCS / "pipeline.md").read_text().replace("/srv", str(tmp_path))
-    (command,) = re.findall(r"^```sh\nqindex (.*)\n```$", page, re.MULTILINE)
+    command, _ = re.findall(r"^```sh\nqindex (.*)\n```$", page, re.MULTILINE)
     (printed,) = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert run(*command.split()).text == printed
     (block,) = _BLOCK.findall(page)
