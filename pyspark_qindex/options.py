@@ -35,7 +35,7 @@ ROCKET_TABLES: Final[dict[str, Table]] = {
 _MODES: Final = ("permissive", "failfast")
 _STARTS: Final = ("earliest", "latest")
 _COMMON: Final = frozenset({"path", "paths", "include", "columns", "mode", "partitions"})
-_STREAM: Final = frozenset({"startingposition", "maxmessagesperbatch"})
+_STREAM: Final = frozenset({"startingposition", "endingposition", "maxmessagesperbatch"})
 _CHOOSE: Final[dict[str, frozenset[str]]] = {
     "messages": frozenset({"queue", "seq_from", "seq_to", "key"}),
     "entries": frozenset({"queue", "seq_from", "seq_to"}),
@@ -54,8 +54,8 @@ class ReadOptions:
 
     ``paths``: directories or globs. ``columns``: the part of the table that is wanted.
     ``names``: queues (of RocketMQ: topics), none for all. ``seq_from <= seq_id < seq_to``.
-    ``starting``: ``earliest``, ``latest``, or offsets as JSON. ``partitions``: tasks, 0: by the
-    machine. ``storage``: the options of fsspec.
+    ``starting``: ``earliest``, ``latest``, or offsets as JSON. ``ending``: offsets as JSON, or
+    empty. ``partitions``: tasks, 0: by the machine. ``storage``: the options of fsspec.
     """
 
     paths: tuple[str, ...]
@@ -69,6 +69,7 @@ class ReadOptions:
     key: str | None = None
     partitions: int = 0
     starting: str = "earliest"
+    ending: str = ""
     most_in_batch: int | None = None
     storage: dict[str, str] = field(default_factory=dict)
 
@@ -108,6 +109,7 @@ def read_options(
         key=given.get("key"),
         partitions=_optional(given, "partitions", at_least=1) or 0,
         starting=_starting(given.get("startingposition", "earliest")),
+        ending=_offsets("endingPosition", given.get("endingposition", "")),
         most_in_batch=_optional(given, "maxmessagesperbatch", at_least=1),
         storage={
             name.partition(".")[2]: value
@@ -167,12 +169,16 @@ def _one_of(given: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> st
 def _starting(text: str) -> str:
     if text.lower() in _STARTS:
         return text.lower()
+    return _offsets("startingPosition", text, "earliest, latest or ")
+
+
+def _offsets(name: str, text: str, others: str = "") -> str:
     try:
-        offsets = json.loads(text)
+        offsets = json.loads(text or "{}")
     except ValueError:
         offsets = None
     if not isinstance(offsets, dict):
-        raise UsageError(f"startingPosition must be earliest, latest or offsets, not {text!r}")
+        raise UsageError(f"{name} must be {others}offsets, not {text!r}")
     return text
 
 

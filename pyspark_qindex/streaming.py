@@ -67,8 +67,9 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where they end: this run goes no further."""
-        self._target = self._ends()
+        """Note where they end, or the option ``endingPosition``: this run goes no further."""
+        ending = self.options.ending
+        self._target = flatten(json.loads(ending)) if ending else self._ends()
 
     def commit(self, end: dict[str, object]) -> None:
         """Nothing is kept for a batch, so nothing can be given back."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,16 @@ import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from journal.errors import DamageError, UsageError, storage_errors
 from journal.fs.files import REAL, read_optional, replace_file
@@ -172,8 +182,7 @@ def ingest(spark: SparkSession, wanted: Ingest) -> Outcome:
             notes += state.choose_schema(spark, name, urls[name], wanted.ddl)
         state.save()
         runs = [_Run(spark, wanted, state, name, urls[name]) for name in tables]
-        write = _merge_all if wanted.kind == "iceberg" else _stream_all
-        counts = write([table for run in runs for table in (run.good(), run.bad())])
+        counts = (_merge_all if wanted.kind == "iceberg" else _stream_all)(runs)
     good = sum(counts[name]["rows"] for name in tables)
     bad = sum(counts[name + _BAD]["rows"] for name in tables)
     for name in tables:
@@ -400,19 +409,21 @@ class _Run:
         rows = self._rows().withColumn("new", f.when(good, new))
         figures = (
             f.count_if(good).alias("rows"),
+            f.count_if(~good).alias("bad"),
             f.count("new").alias("unknown"),
             f.max("new").alias("example"),
         )
-        text, data = f.col("text").alias("body"), f.col("parsed.data").alias("data")
+        text, data = f.col("text").alias("body"), f.col("data")
         return self._table(self.name, _KINDS[self.name].key, rows, good, figures, (text, data))
 
-    def bad(self) -> _Table:
-        """Return the table of what does not fit."""
+    def bad(self, until: str = "") -> _Table:
+        """Return the table of what does not fit. ``until``: offsets up to which everything fits: it
+        gets no rows, and no message is read."""
         bad = f.col("reason").isNotNull()
         key = (*_KINDS[self.name].key, "reason")
         figures = (f.count_if(bad).alias("rows"),)
         columns = (f.col("body"), f.col("reason"))
-        return self._table(self.name + _BAD, key, self._rows(), bad, figures, columns)
+        return self._table(self.name + _BAD, key, self._rows(until), bad, figures, columns)
 
     def _table(
         self,
@@ -433,33 +444,43 @@ class _Run:
     def _schema(self) -> StructType:
         return _struct(self.state.schemas[self.name])
 
-    def _rows(self) -> DataFrame:
-        """Return all rows, with ``text``, ``parsed``, and the ``reason`` why one does not fit."""
-        rows = self._source().where(_KINDS[self.name].wanted)
+    def _rows(self, until: str = "") -> DataFrame:
+        """Return all rows, with ``text``, ``data``, and the ``reason`` why one does not fit."""
+        rows = self._source(until).where(f.lit(False) if until else _KINDS[self.name].wanted)
         text = f.col("text")
-        inner = StructType(
-            [StructField("data", self._schema()), StructField(_CORRUPT, StringType())]
+        # Spark's parser ignores what follows the first value, and fields that a schema lacks. In an
+        # array with a last element that no publisher can guess, the parser gets to that element
+        # only if the text before it is exactly one value.
+        mark = secrets.token_hex(8)
+        element = StructType([*self._schema().fields, StructField(mark, BooleanType())])
+        outer = [StructField(mark, ArrayType(element)), StructField(_CORRUPT, StringType())]
+        wrapped = f.concat(f.lit(f'{{"{mark}":['), text, f.lit(f',{{"{mark}":true}}]}}'))
+        options = {"columnNameOfCorruptRecord": _CORRUPT}
+        values = f.col("parsed").getField(mark)
+        data, last = f.get(values, f.lit(0)), f.get(values, f.lit(1))
+        fits = (
+            f.col(f"parsed.{_CORRUPT}").isNull()
+            & data.isNotNull()
+            & last.getField(mark).isNotNull()
+            & (f.size(values) == 2)
         )
-        # Spark's parser takes the first of several values, and an array for the objects in it. With
-        # text around it, anything but exactly one value is not JSON.
-        wrapped = f.concat(f.lit('{"data":'), text, f.lit("}"))
-        parsed = f.from_json(wrapped, inner, {"columnNameOfCorruptRecord": _CORRUPT})
-        single = f.json_array_length(f.concat(f.lit("["), text, f.lit("]"))) == 1
-        fits = f.col("parsed.data").isNotNull() & f.col(f"parsed.{_CORRUPT}").isNull()
+        single = f.json_array_length(f.concat(f.lit("["), text, f.lit(",0]"))) == 2
         return (
             rows.withColumn("text", f.try_validate_utf8(f.col("body").cast("string")))
-            .withColumn("parsed", parsed)
+            .withColumn("parsed", f.from_json(wrapped, StructType(outer), options))
             .withColumn("time", f.expr(_KINDS[self.name].time))
+            .withColumn("data", data.dropFields(mark))
             .withColumn(
                 "reason",
                 f.when(f.col("error").isNotNull(), f.col("error"))
                 .when(text.isNull(), "the body is not UTF-8")
+                .when(f.coalesce(fits, f.lit(False)), None)
                 .when(~f.coalesce(single, f.lit(False)), "the body is not JSON")
-                .when(~f.coalesce(fits, f.lit(False)), "the body does not fit the schema"),
+                .otherwise("the body does not fit the schema"),
             )
         )
 
-    def _source(self) -> DataFrame:
+    def _source(self, until: str) -> DataFrame:
         """Return the rows of all stores, under their short names."""
         kind = _KINDS[self.name]
         columns = ("store", *kind.kept, *kind.read, "body", "error")
@@ -471,6 +492,7 @@ class _Run:
                 "paths": json.dumps(self.urls),
                 "columns": ",".join(columns),
                 "maxMessagesPerBatch": str(self.wanted.batch),
+                "endingPosition": until,
             }
             rows = self.spark.readStream.format(kind.source).options(**options).load()
         pairs = [(url, self.state.stores[url]) for url in self.urls]
@@ -479,7 +501,34 @@ class _Run:
         return joined.withColumn("store", f.col("short")).drop("short")
 
 
-def _stream_all(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
+def _stream_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
+    """Write the tables of what fits, then the others. Where everything fits, the stream of the
+    others only moves on: to parse each message twice would double the cost of a run."""
+
+    def place(table: str) -> str:
+        return _place(_checkpoint(runs[0].wanted, table))
+
+    together = {run.name for run in runs if place(run.name) == place(run.name + _BAD)}
+    counts = _stream([run.good() for run in runs])
+    others = []
+    for run in runs:
+        clean = run.name in together and counts[run.name]["bad"] == 0
+        others.append(run.bad(place(run.name) if clean else ""))
+    return counts | _stream(others)
+
+
+def _place(checkpoint: str) -> str:
+    """Return the offsets after the last committed batch of a stream, as JSON, or nothing."""
+    try:
+        done = [int(name) for name in os.listdir(os.path.join(checkpoint, "commits"))
+                if name.isdigit()]  # fmt: skip
+        with open(os.path.join(checkpoint, "offsets", str(max(done, default=0)))) as file:
+            return file.read().splitlines()[-1]
+    except FileNotFoundError:
+        return ""
+
+
+def _stream(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
     """Run a stream for each table, all at once, until nothing is left; count what they wrote."""
     queries = []
     try:
@@ -498,26 +547,28 @@ def _stream_all(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
     finally:
         for query in queries:
             query.stop()
-    counts: dict[str, dict[str, Any]] = {}
-    for query in queries:
-        seen = [one.observedMetrics.get(query.name) for one in query.recentProgress]
-        counts[query.name] = _sum(row.asDict() for row in seen if row is not None)
-    return counts
+    return {query.name: _sum(query) for query in queries}
 
 
-def _sum(seen: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {"rows": 0, "unknown": 0, "example": None}
-    for one in seen:
-        total["rows"] += one["rows"]
-        total["unknown"] += one.get("unknown", 0)
+def _sum(query: StreamingQuery) -> dict[str, Any]:
+    """Add up the figures of all batches. ``bad`` is 1 or more where a batch has none."""
+    total: dict[str, Any] = {"rows": 0, "bad": 0, "unknown": 0, "example": None}
+    for progress in query.recentProgress:
+        seen = progress.observedMetrics.get(query.name)
+        if seen is None:
+            total["bad"] += progress.numInputRows
+            continue
+        one = seen.asDict()
+        for name in ("rows", "bad", "unknown"):
+            total[name] += one.get(name, 0)
         total["example"] = total["example"] or one.get("example")
     return total
 
 
-def _merge_all(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
+def _merge_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
     """Add to each Iceberg table the rows that it does not have, in one commit; count them."""
     counts: dict[str, dict[str, Any]] = {}
-    for table in tables:
+    for table in (table for run in runs for table in (run.good(), run.bad())):
         spark, place = table.rows.sparkSession, f"lake.db.{table.name}"
         if not spark.catalog.tableExists(place):
             empty = spark.createDataFrame([], table.rows.schema)

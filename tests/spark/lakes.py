@@ -7,8 +7,10 @@ Maven Central.
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import qindex
 from pyspark_qindex import session
 from pyspark_qindex.jobs.ingest import Ingest, ingest, lake_conf
-from tests.spark.cluster import Driver
+from qindex.view.reader import StoreReader
+from tests.spark.cluster import ROOT, Driver
 from tests.waiting import WAIT
 
 if TYPE_CHECKING:
@@ -28,6 +31,18 @@ _BATCH = 300
 """Messages of a batch, so that each run has several."""
 _FEW_TASKS = {"spark.databricks.delta.snapshotPartitions": "2"}
 """Delta reads its log with 50 tasks otherwise, for each batch."""
+_WRITER = """
+import sys, time, qindex
+number = int(sys.argv[2])
+with qindex.open(sys.argv[1]) as engine:
+    while True:
+        bodies = [b'{"n": %d}' % (number + more) for more in range(10)]
+        engine.queue("q").publish_many(bodies)
+        number += len(bodies)
+        print(number, flush=True)
+        time.sleep(0.1)
+"""
+"""Publishes until it is killed, and prints the number after the last one that was published."""
 _PIPELINE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 _PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
@@ -39,9 +54,11 @@ def publish(store: Path, *bodies: bytes, queue: str = "q") -> None:
 
 
 def ingest_and_kill(root: Path, kind: str, kills: int) -> dict[str, list[tuple[str, int]]]:
-    """Ingest two stores into ``root``/lake, with drivers that are killed at any moment, while more
-    is published; return the rows that each table should have, see :func:`rows_of`."""
+    """Ingest three stores into ``root``/lake, with drivers that are killed at any moment, while
+    more is published, into one by a process that is killed, too; return the rows that each table
+    should have, see :func:`rows_of`."""
     chance = random.Random(48)
+    returned: set[int] = set()
     lake, published = root / "lake", 0
     expected: dict[str, list[tuple[str, int]]] = {"messages": [], "messages_bad": []}
     conf = _FEW_TASKS | lake_conf(kind, str(lake))
@@ -50,34 +67,51 @@ def ingest_and_kill(root: Path, kind: str, kills: int) -> dict[str, list[tuple[s
     def publish_some() -> None:
         nonlocal published
         some = range(published, published + 300)
+        # Runs in which everything fits go another way.
+        bad = {n for n in some if n % 5 == 0 and published % 900 == 0}
         for store in ("a", "b"):
-            bodies = (b'{"n": %d}' % n if n % 5 else b"%d" % n for n in some)
+            bodies = (b"%d" % n if n in bad else b'{"n": %d}' % n for n in some)
             publish(root / "fleet" / store, *bodies)
             for n in some:
-                expected["messages" if n % 5 else "messages_bad"].append((store, n))
+                expected["messages_bad" if n in bad else "messages"].append((store, n))
         published += 300
 
     def commits() -> int:
         return len([path for path in lake.glob("checkpoints/*/commits/*") if path.name.isdigit()])
 
-    driver = Driver("local[2]", *settings)
+    driver, writer = Driver("local[2]", *settings), None
     try:
         for number in range(kills):
             publish_some()
+            first = 100_000 * (number + 1)
+            writing = [sys.executable, "-c", _WRITER, str(root / "fleet" / "c"), str(first)]
+            writer = subprocess.Popen(writing, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             driver.say("ingest", root / "fleet", lake, kind, _BATCH)
+            assert writer.stdout is not None
+            printed = writer.stdout.readline()
             following = Driver("local[2]", *settings)  # its JVM starts while this one works
             done, until = commits(), time.monotonic() + WAIT
             while kind != "iceberg" and number % 4 and commits() == done:
                 assert time.monotonic() < until
                 time.sleep(0.01)
             publish_some()
-            time.sleep(chance.uniform(0.0, 2.0))
+            time.sleep(chance.uniform(0.0, 1.0))
+            writer.kill()
+            time.sleep(chance.uniform(0.0, 1.0))
             driver.kill()
             driver = following
+            printed += writer.communicate()[0]
+            returned.update(range(first, int(printed.split()[-1])))
         driver.say("ingest", root / "fleet", lake, kind, _BATCH)
         driver.expect("done")
     finally:
         driver.kill()
+        if writer is not None:
+            writer.kill()
+    found = StoreReader(root / "fleet" / "c").queue("q").entries()
+    written = [json.loads(row.body or b"")["n"] for row in found]
+    assert returned <= {*written}
+    expected["messages"] += [("c", n) for n in written]
     return {name: sorted(rows) for name, rows in expected.items()}
 
 
@@ -103,9 +137,9 @@ def try_ingest(kind: str, root: Path, kills: int = 3) -> None:
     publish(root / "fleet" / "a", b'{"n": -1, "more": {"x": 1}}')
     wanted = Ingest([str(root / "fleet")], str(lake), kind, "more struct<x: int>")
     outcome = ingest(spark, wanted)
-    assert outcome.summary == {"stores": 2, "messages": 1, "bad": 0}, outcome
+    assert outcome.summary == {"stores": 3, "messages": 1, "bad": 0}, outcome
     assert table("messages").where("data.more.x = 1").count() == 1
-    assert ingest(spark, wanted).summary == {"stores": 2, "messages": 0, "bad": 0}
+    assert ingest(spark, wanted).summary == {"stores": 3, "messages": 0, "bad": 0}
     count = table("messages").count()
     if kind == "delta":
         (compact,) = re.findall(r"^```sql\n(.*?)\n```$", _PIPELINE.read_text(), re.M | re.DOTALL)

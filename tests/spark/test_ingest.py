@@ -51,6 +51,9 @@ BAD = {
     b'{"a": 1},"data":{"a": 2}': IS_NOT_JSON,
     b'{"a": 1} x': IS_NOT_JSON,
     b'{"a": 1}}': IS_NOT_JSON,
+    b'{"a": 1}]}': IS_NOT_JSON,
+    b'{"a": 1}],"data":[{"a": 2}': IS_NOT_JSON,
+    b'{"a": 1},null': IS_NOT_JSON,
     b'{"a": 1': IS_NOT_JSON,
     b"": IS_NOT_JSON,
     b"\xff": "the body is not UTF-8",
@@ -98,6 +101,11 @@ def test_what_fits_and_what_does_not(spark: SparkSession, tmp_path: Path) -> Non
     new = table(spark, lake)[-2:]
     assert [row["store"] for row in new] == ["b~orders", "c~deep~orders"]
     assert len(table(spark, lake)) == len(rows) + 2
+
+    # All of that fitted. What does not is found although the other table's stream was only moved.
+    publish(fleet / "b" / "orders", b"neither")
+    assert ingest(spark, Ingest([str(fleet)], str(lake))).summary["bad"] == 1
+    assert len(table(spark, lake, "messages_bad")) == len(BAD) + 1
 
 
 def test_damage_has_its_reason(spark: SparkSession, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ ROOT = Path(__file__).parents[2]
         ({"path": "x", "queue": "[1]"}, "a JSON array of names"),
         ({"paths": "{"}, "a JSON array of names"),
         ({"path": "x", "startingPosition": "[]"}, "startingPosition must be earliest, latest or"),
+        ({"path": "x", "endingPosition": "latest"}, "endingPosition must be offsets, not 'latest'"),
         ({"path": "x", "maxMessagesPerBatch": "0"}, "maxmessagesperbatch must be at least 1"),
         ({"path": "x", "include": "entries", "key": "k"}, "option key chooses nothing of include="),
         ({"path": "x", "include": "files", "seq_to": "9"}, "option seq_to chooses nothing of"),
@@ -66,7 +67,11 @@ def test_wrong_options(options: dict[str, str], wanted: str) -> None:
 
 
 def test_wrong_options_of_a_batch_and_of_a_sink() -> None:
-    for name, value in (("startingPosition", "latest"), ("maxMessagesPerBatch", "5")):
+    for name, value in (
+        ("startingPosition", "latest"),
+        ("endingPosition", "{}"),
+        ("maxMessagesPerBatch", "5"),
+    ):
         options = {"path": "x", name: value}
         assert read_options(options, TABLES, stream=True).paths == ("x",)
         with pytest.raises(UsageError, match=f"option {name.lower()} is of streams"):

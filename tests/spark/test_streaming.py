@@ -191,6 +191,9 @@ def test_available_now_goes_no_further(tmp_path: Path) -> None:
         end = stream.latestOffset(start, ReadAllAvailable())
         assert end == {str(tmp_path): {"q": 10}}
         assert stream.latestOffset(end, ReadAllAvailable()) == end
+        stream = stream_of(tmp_path, endingPosition=json.dumps({str(tmp_path): {"q": 15}}))
+        stream.prepareForTriggerAvailableNow()
+        assert stream.latestOffset(end, ReadAllAvailable()) == {str(tmp_path): {"q": 15}}
 
 
 def test_where_a_stream_of_a_log_starts_and_ends(tmp_path: Path) -> None:
