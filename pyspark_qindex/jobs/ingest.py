@@ -451,7 +451,7 @@ class _Run:
         # Spark's parser ignores what follows the first value, and fields that a schema lacks. In an
         # array with a last element that no publisher can guess, the parser gets to that element
         # only if the text before it is exactly one value.
-        mark = secrets.token_hex(8)
+        mark = f"mark_{secrets.token_hex(8)}"
         element = StructType([*self._schema().fields, StructField(mark, BooleanType())])
         outer = [StructField(mark, ArrayType(element)), StructField(_CORRUPT, StringType())]
         wrapped = f.concat(f.lit(f'{{"{mark}":['), text, f.lit(f',{{"{mark}":true}}]}}'))
