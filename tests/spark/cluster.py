@@ -57,18 +57,23 @@ class Driver:
     def expect(self, line: str) -> None:
         """Wait for a line."""
         found = self.answer()
-        assert found == line, (found, self._complaints())
+        assert found == line, (found, self.complaints())
 
     def answer(self) -> str:
         """Wait for a line, and give it."""
         assert self._process.stdout is not None
         found = self._process.stdout.readline().strip()
-        assert found, self._complaints()
+        assert found, self.complaints()
         return found
 
-    def _complaints(self) -> str:
+    def check(self) -> None:
+        """Fail if it has ended."""
+        assert self._process.poll() is None, self.complaints()
+
+    def complaints(self) -> str:
+        """Return all that it wrote to standard error: Spark tells a cause before its plans."""
         self._errors.seek(0)
-        return self._errors.read()[-40_000:].decode(errors="replace")  # a plan alone has 4,000
+        return self._errors.read().decode(errors="replace")
 
     def kill(self) -> None:
         """Kill Python and JVM; Python processes that Spark started apart may outlive them."""

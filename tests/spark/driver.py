@@ -3,7 +3,8 @@
 ``python -m tests.spark.driver [MASTER [NAME=VALUE ...]]``, with settings of Spark: prints ``ready``
 when its session is up. A line is JSON:
 
-* ``["follow", SOURCE, SINK, CHECKPOINT]``: follow a queue into another one, until it dies;
+* ``["follow", SOURCE, SINK, CHECKPOINT]``: follow a queue into another one, until it dies, beside
+  what the next lines say;
 * ``["finish", SOURCE, SINK, CHECKPOINT]``: the same until nothing is left; then it prints ``done``;
 * ``["ingest", STORES, LAKE, FORMAT, BATCH]``: bring the tables of a lake to the present; then it
   prints ``done``;
@@ -62,8 +63,9 @@ def stream(spark: SparkSession, how: str, source: str, sink: str, checkpoint: st
     if how == "finish":
         writer = writer.trigger(availableNow=True)
     query = writer.start(sink)
-    query.awaitTermination()
-    print("done", flush=True)
+    if how == "finish":
+        query.awaitTermination()
+        print("done", flush=True)
 
 
 def announce_middle(spark: SparkSession) -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pyspark_qindex
 from pyspark_qindex.errors import explain
 from pyspark_qindex.jobs.commands import JOBS, JobOptions
+from pyspark_qindex.jobs.report import data_directory
+from pyspark_qindex.jobs.results import claim, write_outcome
 from pyspark_qindex.qindex_source import can_stream
 from qindex.view.reader import StoreReader
 from tests.spark.fleet import make_plain, make_rocket
@@ -67,6 +69,14 @@ def main(root: Path) -> None:
         outcome = JOBS[name](spark, JobOptions([str(one) for one in paths], str(root / out)))
         assert not outcome.found, (name, outcome.summary)
         print(name, outcome.summary)
+    html = str(root / "fleet.html")
+    out = data_directory(html)
+    claim(out)
+    outcome = JOBS["report"](spark, JobOptions([str(plain), str(rocket)], out, html=html))
+    write_outcome("report", outcome, out)
+    outcome.finish()
+    assert Path(html).exists()
+    print("report", outcome.summary)
     spark.stop()
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.effort import by_tier
-
 pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StructType
@@ -22,12 +20,11 @@ from journal.fs.files import REAL
 from journal.locks.directory_lock import DirectoryLock
 from pyspark_qindex.jobs.ingest import Ingest, add_columns, ingest
 from tests.cli.support import run
-from tests.spark.lakes import ingest_and_kill, publish, rows_of
+from tests.spark.lakes import publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = by_tier(quick=1, all=2, nightly=50)
 GOOD = {
     b'{"a": 1, "b": {"c": "x"}}': (1, "x"),
     b'{"a": 2}': (2, None),
@@ -255,13 +252,3 @@ def test_the_command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     result = run(*asked, "--every", "2h", "--json")
     assert [row["messages"] for row in result.rows] == [0, 1]
     assert result.code == 130
-
-
-@pytest.mark.timeout(3600)  # by night fifty drivers, one after the other
-def test_kill_9_of_the_driver_at_any_moment(
-    spark: SparkSession, java_home: str, tmp_path: Path
-) -> None:
-    """Each message is in its table once, as Spark reads it; more are published meanwhile."""
-    expected = ingest_and_kill(tmp_path, "parquet", KILLS)
-    for name, rows in expected.items():
-        assert rows_of(spark.read.parquet(str(tmp_path / "lake" / name))) == rows

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.effort import by_tier
 from tests.waiting import WAIT
 
 pytest.importorskip("pyspark")
@@ -26,15 +23,11 @@ from pyspark_qindex import explain
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
 from pyspark_qindex.rocket_streaming import LogStream
 from pyspark_qindex.streaming import QueueStream
-from qindex.format.layout import STAGING
 from qindex.view.reader import StoreReader
-from tests.spark.cluster import Driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KILLS = by_tier(quick=1, all=1, nightly=10)
-"""How often the driver is killed: each takes a JVM's start."""
 SMALL_LOG: dict[str, Any] = {
     "commitlog_file_size": 4096,
     "consumequeue_file_size": 200,
@@ -287,64 +280,6 @@ def test_wrong_sinks_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
                 str(tmp_path / path)
             )
         assert wanted in explain(caught.value)
-
-
-@pytest.fixture
-def drivers(java_home: str) -> Iterator[Any]:
-    started: list[Driver] = []
-
-    def start() -> Driver:
-        started.append(Driver())
-        return started[-1]
-
-    yield start
-    for driver in started:
-        driver.kill()
-
-
-def batches_of(checkpoint: Path) -> int:
-    return sum(path.name.isdigit() for path in (checkpoint / "commits").glob("*"))
-
-
-@pytest.mark.timeout(1800)  # by night ten drivers, one after the other
-def test_kill_9_of_the_driver_at_any_moment(tmp_path: Path, drivers: Any) -> None:
-    """Each message is in the sink once, in order, when the query has come to its end; messages
-    are published, and others consumed from the sink, in between."""
-    chance = random.Random(20_6)
-    source, sink = tmp_path / "source", tmp_path / "sink"
-    taken: list[int] = []
-    published = half = 0
-    with qindex.open(source, background=False, segment_entry_count=256) as engine:
-        queue = engine.queue("q")
-        driver = drivers()
-        for number in range(KILLS):
-            queue.publish_many([b"%d" % at for at in range(published, published + 400)])
-            published += 400
-            driver.say("follow", source, sink, tmp_path / "checkpoint")
-            following = drivers()  # its JVM starts while this one works
-            done = batches_of(tmp_path / "checkpoint")
-            # A driver's first batch takes seconds: wait for its end, most of the times.
-            until = time.monotonic() + WAIT
-            while number % 4 < 3 and batches_of(tmp_path / "checkpoint") == done:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            time.sleep(chance.uniform(0.0, 1.0))
-            driver.kill()
-            progress = list((sink / STAGING).glob("*.json"))
-            half += any(not json.loads(path.read_bytes())["finished"] for path in progress)
-            if number == KILLS // 2:
-                with qindex.open(sink) as other:
-                    some = other.queue("sink").get_many(100)
-                    taken += [int(one.body) for one in some]
-                    other.queue("sink").ack_many(some)
-            driver = following
-        driver.say("finish", source, sink, tmp_path / "checkpoint")
-        driver.expect("done")
-        driver.kill()
-    assert taken + [int(row.body) for row in sink_rows(sink)] == list(range(published))
-    (query,) = (path for path in (sink / STAGING).iterdir() if path.is_dir())
-    left = [path for path in query.rglob("*") if path.is_file()]
-    assert left == []
 
 
 def test_each_queue_has_a_name_of_its_own_in_offsets() -> None:
