@@ -163,11 +163,11 @@ def pipeline_command(
     if not all([*paths, given]):
         raise UsageError("a path is empty")
     # What can be wrong without Spark is said before it starts, which takes seconds.
-    page = out = local_path(given, wanted)
+    out, page = local_path(given, wanted), ""
     if job == "report":
-        if os.path.isdir(page):
-            raise UsageError(f"--html {page}: is a directory")
-        out = data_directory(page)
+        if os.path.isdir(out):
+            raise UsageError(f"--html {out}: is a directory")
+        out, page = data_directory(out), out
     paths = [path if "://" in path else os.path.abspath(os.path.expanduser(path)) for path in paths]
     if job == "import":
         find_exports(paths)
@@ -196,7 +196,7 @@ def pipeline_command(
                     outcome = JOBS[job](spark, options)
                     shown = write_outcome(job, outcome, out) if outcome.tables else {}
                     outcome.finish()
-                _print(job, outcome, shown, out, as_json)
+                _print(job, outcome, shown, out, page or os.path.join(out, "index.html"), as_json)
                 if job != "ingest" or not period:
                     break
                 flush()
@@ -306,6 +306,7 @@ def _print(
     outcome: Outcome,
     shown: dict[str, list[dict[str, Any]]],
     out: str,
+    page: str,
     as_json: bool,
 ) -> None:
     if as_json:
@@ -333,7 +334,7 @@ def _print(
     for note in outcome.notes:
         print_line(note)
     if outcome.tables:
-        print_line(f"results: {os.path.join(out, 'index.html')}")
+        print_line(f"results: {page}")
 
 
 def _text(value: Any) -> str:
