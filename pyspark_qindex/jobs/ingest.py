@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from journal.errors import DamageError, UsageError, storage_errors
-from journal.fs.files import REAL, read_optional, replace_file
+from journal.fs.files import REAL, names_in, read_file, read_optional, replace_file
 from journal.locks.directory_lock import DirectoryLock
 from journal.schema import ListOf, Record, Row, Text, check
 from pyspark_qindex.errors import one_line
@@ -519,13 +519,11 @@ def _stream_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
 
 def _place(checkpoint: str) -> str:
     """Return the offsets after the last committed batch of a stream, as JSON, or nothing."""
-    try:
-        done = [int(name) for name in os.listdir(os.path.join(checkpoint, "commits"))
-                if name.isdigit()]  # fmt: skip
-        with open(os.path.join(checkpoint, "offsets", str(max(done, default=0)))) as file:
-            return file.read().splitlines()[-1]
-    except FileNotFoundError:
+    done = names_in(REAL, os.path.join(checkpoint, "commits"))
+    last = max((int(name) for name in done if name.isdigit()), default=None)
+    if last is None:
         return ""
+    return read_file(REAL, os.path.join(checkpoint, "offsets", str(last))).decode().splitlines()[-1]
 
 
 def _stream(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:

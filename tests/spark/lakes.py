@@ -36,11 +36,11 @@ import sys, time, qindex
 number = int(sys.argv[2])
 with qindex.open(sys.argv[1]) as engine:
     while True:
-        bodies = [b'{"n": %d}' % (number + more) for more in range(10)]
+        bodies = [b'{"n": %d}' % (number + more) for more in range(3)]
         engine.queue("q").publish_many(bodies)
         number += len(bodies)
         print(number, flush=True)
-        time.sleep(0.1)
+        time.sleep(0.2)
 """
 """Publishes until it is killed, and prints the number after the last one that was published."""
 _PIPELINE = Path(__file__).parents[2] / "docs" / "pipeline.md"

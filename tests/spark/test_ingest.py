@@ -18,6 +18,7 @@ import rocketstore
 from journal.errors import DamageError, LockedError, UsageError
 from journal.fs.files import REAL
 from journal.locks.directory_lock import DirectoryLock
+from pyspark_qindex.jobs import ingest as ingesting
 from pyspark_qindex.jobs.ingest import Ingest, add_columns, ingest
 from tests.cli.support import run
 from tests.spark.lakes import publish
@@ -103,6 +104,26 @@ def test_what_fits_and_what_does_not(spark: SparkSession, tmp_path: Path) -> Non
     publish(fleet / "b" / "orders", b"neither")
     assert ingest(spark, Ingest([str(fleet)], str(lake))).summary["bad"] == 1
     assert len(table(spark, lake, "messages_bad")) == len(BAD) + 1
+
+
+def test_a_run_that_ended_between_two_tables(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What did not fit is found by the next run, all of whose new messages fit."""
+    store, wanted = (
+        tmp_path / "s",
+        Ingest([str(tmp_path / "s")], str(tmp_path / "lake"), ddl="a int"),
+    )
+    publish(store, b'{"a": 1}')
+    ingest(spark, wanted)
+    publish(store, b"neither")
+    with monkeypatch.context() as patched:
+        patched.setattr(ingesting._Run, "bad", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            ingest(spark, wanted)
+    publish(store, b'{"a": 2}')
+    assert ingest(spark, wanted).summary == {"stores": 1, "messages": 1, "bad": 1}
+    assert [row["data"]["a"] for row in table(spark, tmp_path / "lake")] == [1, 2]
 
 
 def test_damage_has_its_reason(spark: SparkSession, tmp_path: Path) -> None:
