@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Rows = Iterable[Sequence[str]]
 
@@ -21,6 +22,8 @@ def print_table(
 ) -> None:
     """Print a table; columns named in ``left`` hold words, the others numbers. ``grouped``: rows
     that start with the same word make a section, and show it once."""
+    from rich.table import Table  # only a terminal needs the extra: pages have numbers, too
+
     table = Table(title=title, title_justify="left", header_style="bold")
     for head in heads:
         table.add_column(head, justify="left" if head in left else "right")
