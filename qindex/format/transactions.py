@@ -286,10 +286,10 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _is_torn(data: bytes, at: int, end: int) -> bool:
-    """Whether a crash can have left the last frame as it is: without its head, which is stored
-    last, or without a sector after its first one. ``data`` ends with the last byte that is not
-    zero."""
-    if not any(data[at : at + _LENGTH.size]):
+    """Whether a crash can have left the last frame as it is: without all of its first 16 bytes,
+    which are stored last, or without a sector after its first one. ``data`` ends with the last byte
+    that is not zero."""
+    if not all(data[at + _HEAD.size : at + _HEAD.size + len(_COMMITS)]):
         return True
     size = len(data)
     for sector in range((at // _SECTOR + 1) * _SECTOR, min(end, size + _SECTOR), _SECTOR):

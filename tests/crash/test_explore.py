@@ -25,15 +25,16 @@ _LIMITS = Limits(bounds=_FEW, second=31, goes_on=64, turn=SEED)
 """Of the workloads on dead letters, leases and limits. The order of writes to several files is new
 in them, so fewer pages of one file are varied than elsewhere."""
 _TOGETHER = replace(_LIMITS, power=2)
-"""Of those on delays, unique keys, transactions and priorities, which write most. Each commit tries
-a loss of power at every other point."""
+"""Of those on delays, unique keys, transactions (so publish_to) and priorities, which write most.
+Each commit tries a loss of power at every other point."""
 _WHOLE = Limits(turn=SEED)
 _NIGHTLY = Limits(Bounds(product=64, pairs=64, subset=4, moments=6), goes_on=8, turn=SEED)
 
 
 def limits_of(workload: Workload) -> Limits:
     whole = _LIMITS if workload in LIMITS else _WHOLE
-    if workload in LATER + TOGETHER + FIRST:
+    steps = {step[0] for step in workload.steps}
+    if workload in LATER + TOGETHER + FIRST or "publish_to" in steps:
         whole = _TOGETHER
     return by_tier(quick=_QUICK, all=whole, nightly=_NIGHTLY)
 

@@ -143,11 +143,18 @@ def _config(data: bytes) -> None:
     names = [*offsets, paths.dispatch_note, paths.checkpoint]
     fs = MemoryFileSystem({name.removeprefix("/"): data for name in names})
     found = list(check_config(fs, paths))
-    used = [int_table(load_json(fs, path).get("offsetTable")) for path in offsets]
+
+    def used_of(path: str) -> object:
+        table = load_json(fs, path).get("offsetTable")
+        if path == paths.delay_offset or not isinstance(table, dict):
+            return int_table(table)
+        return {name: int_table(inner) for name, inner in table.items()}
+
+    used = [used_of(path) for path in offsets]
     mended = list(mend_config(fs, paths))
     assert [one.path for one in mended] == [one.path for one in found]
     assert not [one for one in check_config(fs, paths) if one.cause is Cause.DAMAGE]
-    assert used == [int_table(load_json(fs, path).get("offsetTable")) for path in offsets]
+    assert used == [used_of(path) for path in offsets]
 
 
 def _properties(data: bytes) -> None:

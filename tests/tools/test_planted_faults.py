@@ -56,7 +56,9 @@ def test_fault(
     new = tmp_path / "new"
     saved = qindex.repair(store, new)
     assert tree(store) == before
-    assert saved.complete == fault.complete, saved.lost
+    # After a kill the file of transactions has the names of queues that they published to.
+    is_named = fault.name == "missing-name" and state == "killed"
+    assert saved.complete == (fault.complete or is_named), saved.lost
     again = qindex.verify(new)
     assert again.findings == []
     was, now = contents[state], content_of(new)
