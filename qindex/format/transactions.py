@@ -17,9 +17,8 @@ is read. Zeros may follow the last frame: the file is extended ahead of need.
 The boot id names the run of the operating system, empty if unknown, or is :data:`SYNCED`. A move of
 several messages has all of them in one frame, and acknowledges as many, in the same order.
 
-A transaction without a frame of its commit never happened. The last frame may be torn by a crash,
-which left out its head or one of its sectors: then the step that it announces had not begun. Any
-other frame whose checksum is wrong is damaged.
+A transaction without a frame of its commit never happened. The last frame may be torn by a crash:
+then the step that it announces had not begun. Any other frame whose checksum is wrong is damaged.
 If there is one, no transaction is taken for uncommitted: a message too many is better than one too
 few.
 """
@@ -53,10 +52,6 @@ _NUMBER_OF = struct.Struct(">14xQ")
 """The number in a frame that was written here."""
 _AROUND = _HEAD.size + 1
 """Bytes of a frame beside its content."""
-_SECTOR = 512
-"""Bytes that a disk writes whole or not at all."""
-_MOST_ZEROS = 16
-"""More zeros than that do not follow each other in a frame."""
 _UINT64 = b"\xcf"
 _ONE_ID = b"\x91\xc4\x10"
 """A list of one item, of 16 bytes."""
@@ -286,16 +281,13 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _is_torn(data: bytes, at: int, end: int) -> bool:
-    """Whether a crash can have left the last frame as it is: without all of its first 16 bytes,
-    which are stored last, or without a sector after its first one. ``data`` ends with the last byte
-    that is not zero."""
-    if not all(data[at + _HEAD.size : at + _HEAD.size + len(_COMMITS)]):
-        return True
-    size = len(data)
-    for sector in range((at // _SECTOR + 1) * _SECTOR, min(end, size + _SECTOR), _SECTOR):
-        if not any(data[sector : sector + _SECTOR]) and size > sector - _MOST_ZEROS:
-            return True
-    return False
+    """Whether a crash can have left the last frame as it is: not whole. ``data`` ends with the last
+    byte that is not zero. A frame whose length or last byte was damaged still has its checksum."""
+    if data[end - 1 : end] == _END:
+        return False
+    digest, content = data[at + _LENGTH.size : at + _HEAD.size], data[at + _HEAD.size :]
+    whole = (data[at + _HEAD.size : end - 1], content[:-1])
+    return all(xxh3_64_digest(one) != digest for one in whole)
 
 
 def _next_sound(data: bytes, start: int) -> int:
