@@ -281,13 +281,16 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _is_torn(data: bytes, at: int, end: int) -> bool:
-    """Whether a crash can have left the last frame as it is: not whole. ``data`` ends with the last
-    byte that is not zero. A frame whose length or last byte was damaged still has its checksum."""
+    """Whether a crash can have left the last frame as it is: without all of its first 16 bytes,
+    which are stored last, or without its end. ``data`` ends with the last byte that is not zero. A
+    frame whose length or last byte was damaged still has its checksum."""
+    start = at + _HEAD.size
+    if not all(data[start : start + len(_COMMITS)]):
+        return True
     if data[end - 1 : end] == _END:
         return False
-    digest, content = data[at + _LENGTH.size : at + _HEAD.size], data[at + _HEAD.size :]
-    whole = (data[at + _HEAD.size : end - 1], content[:-1])
-    return all(xxh3_64_digest(one) != digest for one in whole)
+    digest = data[at + _LENGTH.size : start]
+    return digest not in (xxh3_64_digest(data[start : end - 1]), xxh3_64_digest(data[start:-1]))
 
 
 def _next_sound(data: bytes, start: int) -> int:
