@@ -290,7 +290,9 @@ def _is_torn(data: bytes, at: int, end: int) -> bool:
     if data[end - 1 : end] == _END:
         return False
     digest = data[at + _LENGTH.size : start]
-    return digest not in (xxh3_64_digest(data[start : end - 1]), xxh3_64_digest(data[start:-1]))
+    # All before the last byte, or with another length: no byte is missing.
+    has_end = len(data) >= end and xxh3_64_digest(data[start : end - 1]) == digest
+    return not has_end and xxh3_64_digest(data[start:-1]) != digest
 
 
 def _next_sound(data: bytes, start: int) -> int:
