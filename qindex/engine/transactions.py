@@ -495,8 +495,10 @@ class Transaction:
             self._commit_held(targets)
             if not self._acks:
                 every.log.end_all((self._noted,))
-        finally:
             lock.let_go()
+        except BaseException:
+            lock.let_go()  # a signal's handler may have raised as the other one began
+            raise
         if moves.fsync:
             self._sync_keys()
         moves.follow_up(True, _MOST_UNSETTLED)
@@ -521,31 +523,35 @@ class Transaction:
         frame = self._frame(every)
         locks = _locks_of(states)
         try:
-            _take_together(locks)
-            for state in states:
-                if state.index.changing:
-                    state.read_again()
-            every.log.note(self._noted, frame)
-            every.open.discard(self)
-            self._is_open = False
             try:
-                for part in self._parts:
-                    part.admit()
-                for delivery in self._acks:
-                    owner = _owner_of(delivery)
-                    moves.settle_with(
-                        self._noted, owner.letters, [owner.end_move(delivery)], targets
-                    )
-            except StoreError as error:
-                moves.poison.cut_short(error)
+                _take_together(locks)
+                for state in states:
+                    if state.index.changing:
+                        state.read_again()
+                every.log.note(self._noted, frame)
+                every.open.discard(self)
+                self._is_open = False
+                try:
+                    for part in self._parts:
+                        part.admit()
+                    for delivery in self._acks:
+                        owner = _owner_of(delivery)
+                        moves.settle_with(
+                            self._noted, owner.letters, [owner.end_move(delivery)], targets
+                        )
+                except StoreError as error:
+                    moves.poison.cut_short(error)
+                    raise
+            except BaseException as error:
+                if not isinstance(error, StoreError):
+                    moves.poison.cut_short(error)
                 raise
-        except BaseException as error:
-            if not isinstance(error, StoreError):
-                moves.poison.cut_short(error)
-            raise
-        finally:
             for lock in locks:
                 lock.let_go()
+        except BaseException:
+            for lock in locks:  # a signal's handler may have raised in between
+                lock.let_go()
+            raise
 
     def _frame(self, every: Transactions) -> bytes:
         """Return the frame of the commit."""
