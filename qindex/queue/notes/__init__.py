@@ -1,1 +1,1 @@
-"""What a queue notes of its messages beside the index: due times, unique keys, counts, leases."""
+"""The notes that a queue keeps beside its index: due times, unique keys, counts and leases."""
