@@ -185,14 +185,16 @@ def test_an_interrupt_takes_nothing(tmp_path: Path) -> None:
     try:
         with qindex.open(tmp_path, shared=True, linger=0) as engine:
             a, b = engine.queue("a"), engine.queue("b")
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.1, 5)
                 engine.get([a, b])
+            signal.setitimer(signal.ITIMER_REAL, 0)
             b.publish(b"x")
             found = engine.get([a, b], timeout=WAIT)
             assert found is not None
             assert (found.body, found.redelivered) == (b"x", False)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 

@@ -203,8 +203,8 @@ def test_a_call_that_is_interrupted_takes_nothing(tmp_path: Path) -> None:
             with qindex.open(tmp_path, shared=True) as other:
                 kept = []
                 for number in range(by_tier(quick=30, all=300, nightly=3000)):
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.003))
                     try:
+                        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.003), 5)
                         while True:
                             if rng.random() < 0.2:
                                 other.queue("q").publish(b"%d" % number)
