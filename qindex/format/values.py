@@ -152,7 +152,7 @@ def value_of(message: Message) -> Any:
     try:
         return coder.loads(message.body)
     except Exception as error:
-        raise UsageError(f"the body is no {coder.content_type}: {error}") from error
+        raise UsageError(f"the body is not {coder.content_type}: {error}") from error
 
 
 def value_as(message: Message, kind: type[T]) -> T:
@@ -163,7 +163,7 @@ def value_as(message: Message, kind: type[T]) -> T:
         return _as(value, kind)
     except (TypeError, ValueError) as error:
         faults = _faults(error)
-        raise UsageError(f"the body is no {getattr(kind, '__name__', kind)}: {faults}") from error
+        raise UsageError(f"the body is not a valid {getattr(kind, '__name__', kind)}: {faults}") from error
 
 
 def _faults(error: Exception) -> str:

@@ -248,7 +248,7 @@ def _check_seq_file(
     yield from findings
     if len(data) % SLOT_SIZE or len(data) > _SLOTS * SLOT_SIZE:
         at = len(data) // SLOT_SIZE * SLOT_SIZE
-        what = f"{len(data)} bytes are no slots of {SLOT_SIZE}"
+        what = f"{len(data)} bytes are not slots of {SLOT_SIZE}"
         # A slot that is appended may be cut short, also after a clean close where the power went:
         # a floor is never synced.
         whole = whole or len(data) > _SLOTS * SLOT_SIZE

@@ -139,7 +139,7 @@ def _consume_queue(fs: FileSystem, path: str, start: int) -> Iterator[Row]:
         }
     row: Row = {"kind": "end", "queue_offset": first + valid, "capacity": first + len(units)}
     if data[valid * UNIT_SIZE :].strip(b"\0"):
-        row["damage"] = "bytes that are no unit follow"
+        row["damage"] = "bytes that are not a unit follow"
     yield row
 
 

@@ -96,7 +96,7 @@ def test_dataclasses_and_models(engine: qindex.AnyEngine) -> None:
         assert first.value_as(Order) == order
         assert second.value_as(Model) == model
         assert third.value == {"many": [first.value]}
-        with pytest.raises(qindex.UsageError, match=r"is no Order: number: Field required; to: "):
+        with pytest.raises(qindex.UsageError, match=r"is not a valid Order: number: Field required; to: "):
             third.value_as(Order)
     queue.publish(
         b'{"number": 1, "to": {}}', properties={"content_type": "application/json; charset=utf-8"}
@@ -112,7 +112,7 @@ def test_a_dataclass_without_pydantic(monkeypatch: pytest.MonkeyPatch, tmp_path:
         queue.publish({"x": 1})
         first, second = queue.get_many(2)
         assert first.value_as(Address) == Address("Delft")
-        with pytest.raises(qindex.UsageError, match="is no Address"):
+        with pytest.raises(qindex.UsageError, match="is not a valid Address"):
             second.value_as(Address)
         with pytest.raises(qindex.UsageError, match="dataclass"):
             first.value_as(dict)
@@ -151,7 +151,7 @@ def test_what_can_not_be_encoded_or_read(engine: qindex.AnyEngine) -> None:
         queue.publish_many([{"x": 1}, object()])  # type: ignore[list-item]
     assert len(queue) == 0
     queue.publish(b"{", properties={"content_type": "application/json"})
-    with pytest.raises(qindex.UsageError, match="is no application/json"):
+    with pytest.raises(qindex.UsageError, match="is not application/json"):
         _ = queue.get().value
     for wrong in ("yaml", 5, Base64):
         with pytest.raises(qindex.UsageError, match="serializer"):

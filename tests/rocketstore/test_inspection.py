@@ -84,7 +84,7 @@ def test_consume_queue(files: dict[str, bytes]) -> None:
     assert found[-1]["capacity"] == 10
     second = f"consumequeue/T/0/{200:020d}"
     assert [row["queue_offset"] for row in rows(second, data)] == [10, 11, 12, 13, 14]
-    assert rows(QUEUE, data[:-1] + b"!")[-1]["damage"] == "bytes that are no unit follow"
+    assert rows(QUEUE, data[:-1] + b"!")[-1]["damage"] == "bytes that are not a unit follow"
     assert kinds(QUEUE, b"") == ["end"]
 
 

@@ -113,7 +113,7 @@ def _seq(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
             yield _row(slot, kind, at, **said)
     findings += check_slots(path, data, True)
     if len(data) % SLOT_SIZE:
-        findings.append(_wrong(path, data, f"{len(data)} bytes are no slots of {SLOT_SIZE}"))
+        findings.append(_wrong(path, data, f"{len(data)} bytes are not slots of {SLOT_SIZE}"))
 
 
 def _settings(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:

@@ -82,7 +82,7 @@ def read_rabbitmq(record: bytes | memoryview) -> tuple[RabbitMessage, int]:
         return usual, len(record)
     value, end = decode(record)
     if record.count(0, end) != len(record) - end:
-        raise TermError(f"has {len(record) - end} bytes behind its term", end)
+        raise TermError(f"has {len(record) - end} bytes after its term", end)
     return decode_container(value) if is_container(value) else message_of_term(value), end
 
 
@@ -93,7 +93,7 @@ def read_named(record: bytes, msg_id: bytes) -> RabbitMessage:
     """
     message, end = read_rabbitmq(record)
     if end != len(record):
-        raise TermError(f"has {len(record) - end} bytes behind its term", end)
+        raise TermError(f"has {len(record) - end} bytes after its term", end)
     if message.msg_id != msg_id:
         raise TermError(f"the record is that of message {message.msg_id.hex()}")
     return message
@@ -207,7 +207,7 @@ def _properties(
     values: dict[str, Any], headers: Mapping[str, Any], persistent: bool, *, keep_mode: bool
 ) -> bytes:
     if "headers" in values:
-        raise UsageError("headers are no property: they have a place of their own in a message")
+        raise UsageError("headers are not a property: they have a place of their own in a message")
     agrees = (values.get("delivery_mode") == 2) == persistent
     if not (keep_mode and agrees):
         values["delivery_mode"] = 2 if persistent else 1

@@ -44,11 +44,11 @@ def parse_clean_dot(raw: bytes) -> CleanDot:
         key, value = term
         if key == "client_refs":
             if type(value) is not list or not all(type(ref) is bytes for ref in value):
-                raise TermError("client_refs is no list of binaries")
+                raise TermError("client_refs is not a list of binaries")
             refs = value
         elif key == "index_module":
             if type(value) is not Atom:
-                raise TermError("index_module is no atom")
+                raise TermError("index_module is not an atom")
             index_module = str(value)
     return CleanDot(sorted(refs), index_module)
 

@@ -78,7 +78,7 @@ def decode_container(value: Term) -> RabbitMessage:
     """Read a decoded container. O(length). Raises :class:`TermError`, and nothing else."""
     _, protocol, data, notes = value
     if type(notes) is not dict:
-        raise TermError("has annotations that are no map")
+        raise TermError("has annotations that are not a map")
     try:
         if protocol == "mc_amqpl":
             raw, record, body = decode_content(data)
@@ -150,7 +150,7 @@ def _seen(sent: Properties, notes: Notes) -> Properties:
         expiration = str(notes["ttl"]) if type(notes["ttl"]) is int else None
     timestamp = notes.get("ts")
     if "ts" in notes and (type(timestamp) is not int or timestamp < 0):
-        raise TermError("has a timestamp that is no time")
+        raise TermError("has a timestamp that is not a time")
     priority, mode = sent.priority, sent.delivery_mode
     if priority is None and type(notes.get("p")) is int:
         priority = notes["p"]
@@ -186,7 +186,7 @@ def _deaths(deaths: Term) -> list[Field]:
     """The dead-letterings of a message as the tables of the header x-death, newest first."""
     if type(deaths) is tuple and len(deaths) == 4 and deaths[0] == "deaths":
         if type(deaths[3]) is not dict:
-            raise TermError("has deaths that are no map")
+            raise TermError("has deaths that are not a map")
         records = list(deaths[3].items())[::-1]
         records.sort(key=lambda one: _time(one[1], "last_time"), reverse=True)
     elif type(deaths) is list:
@@ -209,10 +209,10 @@ def _death(record: Term) -> Field:
         (queue, reason), death = record
         kind, exchange, keys, count, notes = death
     except (TypeError, ValueError):
-        raise TermError("has a death that is no record of one") from None
+        raise TermError("has a death that is not a record of one") from None
     texts = [queue, exchange, *keys] if type(keys) is list else [None]
     if kind != "death" or not all(type(text) is bytes for text in texts):
-        raise TermError("has a death that is no record of one")
+        raise TermError("has a death that is not a record of one")
     if type(count) is not int or not isinstance(reason, str):
         raise TermError("has a death without count and reason")
     fields = [
@@ -292,7 +292,7 @@ def _decoded_sections(data: Term) -> tuple[Properties, bytes]:
     if not all(type(one) is tuple and len(one) == 2 for one in sections):
         raise TermError("has an AMQP 1.0 message without a body")
     if any(one[0] != "v1_0.data" for one in sections):
-        raise TermError("has a decoded AMQP 1.0 body that is no data")
+        raise TermError("has a decoded AMQP 1.0 body that is not data")
     return sent, b"".join(_flat(one[1]) for one in sections)
 
 
@@ -309,7 +309,7 @@ def _converted(
     if type(annotations) is not list or not all(
         type(one) is tuple and len(one) == 2 for one in [*annotations, *application]
     ):
-        raise TermError("has AMQP 1.0 annotations that are no pairs")
+        raise TermError("has AMQP 1.0 annotations that are not pairs")
     noted = {_text(key): value for key, value in annotations if _kind(key) == "symbol"}
     headers = [
         (_name(key), _field(value))
@@ -451,7 +451,7 @@ def _mqtt(data: Term) -> tuple[Properties, bytes]:
         raise TermError("has no MQTT message")
     _, _, qos, _, _, _, payload, props, _ = data
     if type(props) is not dict:
-        raise TermError("has MQTT properties that are no map")
+        raise TermError("has MQTT properties that are not a map")
     headers = [
         (name.decode("utf-8", "surrogateescape"), Field("S", value))
         for name, value in props.get("User-Property", [])
@@ -497,7 +497,7 @@ def _flat(data: Term) -> bytes:
     if type(data) is bytes:
         return data
     if type(data) is not list:
-        raise TermError("has a payload that is no list of bytes")
+        raise TermError("has a payload that is not a list of bytes")
     out: list[bytes] = []
     stack: list[Term] = [data]
     while stack:
@@ -509,5 +509,5 @@ def _flat(data: Term) -> bytes:
         elif type(one) is list:
             stack += reversed(one)
         else:
-            raise TermError("has a payload that is no list of bytes")
+            raise TermError("has a payload that is not a list of bytes")
     return b"".join(out)

@@ -172,10 +172,10 @@ def _objects(data: bytes, start: int, end: int, problems: list[str]) -> Iterator
         try:
             value, behind = decode(data[pos + 4 : stop])
         except TermError as error:
-            problems.append(f"the object at byte {pos} is no term: {error}")
+            problems.append(f"the object at byte {pos} is not a term: {error}")
         else:
             if behind == stop - pos - 4:
                 yield value
             else:
-                problems.append(f"the object at byte {pos} has bytes behind its term")
+                problems.append(f"the object at byte {pos} has bytes after its term")
         pos = stop

@@ -166,7 +166,7 @@ def properties_of_record(record: Term) -> Properties:
     Raises :class:`PropertiesError`, and nothing else.
     """
     if type(record) is not tuple or len(record) != 1 + len(_NAMES) or record[0] != "P_basic":
-        raise PropertiesError("properties are no P_basic record")
+        raise PropertiesError("properties are not a P_basic record")
     values: dict[str, Any] = {}
     for name, value in zip(_NAMES, record[1:], strict=True):
         if value == "undefined":
@@ -176,7 +176,7 @@ def properties_of_record(record: Term) -> Properties:
         elif name in _OCTETS or name == "timestamp":
             limit = 1 << 8 if name in _OCTETS else 1 << 64
             if type(value) is not int or not 0 <= value < limit:
-                raise PropertiesError(f"{name} is no number that fits")
+                raise PropertiesError(f"{name} is not a number that fits")
             values[name] = value
         else:
             values[name] = shortstr_of_term(value)

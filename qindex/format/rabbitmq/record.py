@@ -181,7 +181,7 @@ def _usual_binaries(record: bytes, pos: int) -> tuple[list[bytes], int]:
 def _decode_any(record: bytes) -> RabbitMessage:
     value, end = decode(record)
     if end != len(record):
-        raise TermError(f"has {len(record) - end} bytes behind its term", end)
+        raise TermError(f"has {len(record) - end} bytes after its term", end)
     return message_of_term(value)
 
 
@@ -203,9 +203,9 @@ def message_of_term(value: Term) -> RabbitMessage:
 def check_names(vhost: Term, exchange: Term, keys: Term, msg_id: Term) -> None:
     """Check the types of these parts of a message. Raises :class:`TermError`."""
     if type(vhost) is not bytes or type(exchange) is not bytes:
-        raise TermError("has a vhost or exchange whose name is no binary")
+        raise TermError("has a vhost or exchange whose name is not a binary")
     if not _all_binaries(keys):
-        raise TermError("has routing keys that are no list of binaries")
+        raise TermError("has routing keys that are not a list of binaries")
     if type(msg_id) is not bytes or len(msg_id) != MSG_ID_BYTES:
         raise TermError(f"has a message id that is not {MSG_ID_BYTES} bytes")
 
@@ -217,7 +217,7 @@ def decode_content(content: Term) -> tuple[bytes | None, Term, bytes]:
         raise TermError("has no content of the basic class")
     _, _, properties, raw, protocol, fragments = content
     if not _all_binaries(fragments):
-        raise TermError("has a body that is no list of binaries")
+        raise TermError("has a body that is not a list of binaries")
     body = b"".join(reversed(fragments))
     if type(raw) is bytes:
         if type(protocol) is not Atom or protocol not in _PROTOCOLS:

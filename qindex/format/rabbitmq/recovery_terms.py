@@ -92,7 +92,7 @@ def read_recovery_terms(data: bytes | None) -> RecoveryTerms:
 
 def _queue(entry: Term) -> tuple[str, QueueTerms]:
     if type(entry) is not tuple or len(entry) != 2:
-        raise TermError("is no pair of a name and terms")
+        raise TermError("is not a pair of a name and terms")
     name = charlist(entry[0]).decode("latin-1")
     if type(entry[1]) is not list:
         raise TermError(f"for queue {name!a} has no list of terms")
@@ -143,7 +143,7 @@ def _segments(pairs: dict[str, Term]) -> dict[int, int]:
     segments: dict[int, int] = {}
     for pair in value:
         if type(pair) is not tuple or len(pair) != 2 or not all(map(_is_count, pair)):
-            raise TermError("has segments that are no pairs of numbers")
+            raise TermError("has segments that are not pairs of numbers")
         if pair[0] in segments:
             raise TermError("has two counts for a segment")
         segments[pair[0]] = pair[1]
@@ -161,7 +161,7 @@ def _segments_v2(pairs: dict[str, Term]) -> dict[int, int] | None:
     if type(value) is not tuple or len(value) != 2 or value[0] != 2 or type(value[1]) is not dict:
         raise TermError("has a v2_index_state that is none of version 2")
     if not all(_is_count(number) for pair in value[1].items() for number in pair):
-        raise TermError("has segments that are no pairs of numbers")
+        raise TermError("has segments that are not pairs of numbers")
     return dict(value[1])
 
 

@@ -321,11 +321,11 @@ def _plain(one: Field) -> Any:
 def table_of_term(value: Term, depth: int = 1) -> Table:
     """Return the table that an Erlang term encodes. Raises :class:`PropertiesError`."""
     if type(value) is not list:
-        raise PropertiesError("a table is no list")
+        raise PropertiesError("a table is not a list")
     fields: list[tuple[str, Field]] = []
     for entry in value:
         if type(entry) is not tuple or len(entry) != 3:
-            raise PropertiesError("a table has an entry that is no {Name, Type, Value}")
+            raise PropertiesError("a table has an entry that is not {Name, Type, Value}")
         name, kind, inner = entry
         fields.append((shortstr_of_term(name), _field_of_term(kind, inner, depth)))
     return tuple(fields)
@@ -357,7 +357,7 @@ def _field_of_term(kind: Term, value: Term, depth: int) -> Field:
     if tag == "A":
         _check_depth(depth)
         if type(value) is not list or not all(type(x) is tuple and len(x) == 2 for x in value):
-            raise PropertiesError("an array is no list of {Type, Value}")
+            raise PropertiesError("an array is not a list of {Type, Value}")
         return Field(tag, tuple([_field_of_term(of, item, depth + 1) for of, item in value]))
     if tag == "V":
         return Field(tag, None)
@@ -369,7 +369,7 @@ def _field_of_term(kind: Term, value: Term, depth: int) -> Field:
         return Field(tag, value == "true")
     if tag == "D":
         if type(value) is not tuple or len(value) != 2:
-            raise PropertiesError("a decimal is no {Scale, Integer}")
+            raise PropertiesError("a decimal is not {Scale, Integer}")
         # A node reads the 32 bits unsigned; the clients that wrote them mean a signed number.
         if type(value[1]) is int and 1 << 31 <= value[1] < 1 << 32:
             value = (value[0], value[1] - (1 << 32))

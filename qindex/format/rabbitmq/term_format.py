@@ -342,7 +342,7 @@ def _decompressed(data: bytes, pos: int) -> tuple[Term, int]:
         raise TermError(f"does not decompress to the {size} bytes it claims", start)
     value, end = _term(inner, 0)
     if end != size:
-        raise TermError(f"has {size - end} bytes behind its term", start)
+        raise TermError(f"has {size - end} bytes after its term", start)
     return value, len(data) - len(stream.unused_data)
 
 

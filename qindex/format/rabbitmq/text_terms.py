@@ -80,7 +80,7 @@ class _Reader:
                 return
             match = _TOKEN.match(self._text, self.at)
             if match is None:
-                raise TermError("is no Erlang term", self.at)
+                raise TermError("is not an Erlang term", self.at)
             self._next = match.end()
             if match.lastgroup != "skip":
                 self.kind, self.token = str(match.lastgroup), match.group()

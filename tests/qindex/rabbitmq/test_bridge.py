@@ -356,7 +356,7 @@ def test_decoded_properties_that_change_become_bytes() -> None:
         (Message(b"", "k" * 256), "longer than 255"),
         (Message(b"", "q", {}, {"exchange": "é" * 128}), "longer than 255"),
         (Message(b"", "q", {}, {"colour": "red"}), "not a property.*colour"),
-        (Message(b"", "q", {}, {"headers": {"a": 1}}), "headers are no property"),
+        (Message(b"", "q", {}, {"headers": {"a": 1}}), "headers are not a property"),
         (Message(b"", "q", {}, {"priority": 256}), "priority does not fit"),
         (Message(b"", "q", {}, {"timestamp": -1}), "timestamp does not fit"),
         (Message(b"", "q", {}, {"content_type": 5}), "content_type does not fit"),

@@ -69,7 +69,7 @@ def test_both_encodings_of_erlang(wide: bool) -> None:
     assert message.persistent
     assert message.properties_raw == MODES
     assert read_rabbitmq(data + bytes(7)) == (message, end)
-    with pytest.raises(TermError, match="behind its term"):
+    with pytest.raises(TermError, match="after its term"):
         decode_rabbitmq(data + bytes(7), MSG_ID)
 
 

@@ -244,8 +244,8 @@ def test_malformed_properties_do_not_hide_the_body() -> None:
         ({"resource": (Atom("resource"), b"/", b"exchange", b"")}, "no exchange"),
         ({"resource": (Atom("other"), b"/", Atom("exchange"), b"")}, "no exchange"),
         ({"resource": Atom("undefined")}, "no exchange"),
-        ({"resource": (Atom("resource"), list(b"/"), Atom("exchange"), b"")}, "no binary"),
-        ({"resource": (Atom("resource"), b"/", Atom("exchange"), Atom("x"))}, "no binary"),
+        ({"resource": (Atom("resource"), list(b"/"), Atom("exchange"), b"")}, "not a binary"),
+        ({"resource": (Atom("resource"), b"/", Atom("exchange"), Atom("x"))}, "not a binary"),
         ({"keys": b"q"}, "routing keys"),
         ({"keys": [list(b"q")]}, "routing keys"),
         ({"keys": Atom("undefined")}, "routing keys"),
@@ -257,9 +257,9 @@ def test_malformed_properties_do_not_hide_the_body() -> None:
         ({"raw": Atom("other"), "properties": (Atom("P_basic"),)}, "no properties"),
         ({"protocol": NONE}, "unknown protocol"),
         ({"protocol": b"rabbit_framing_amqp_0_9_1"}, "unknown protocol"),
-        ({"fragments": b"hi"}, "no list of binaries"),
-        ({"fragments": list(b"hi")}, "no list of binaries"),
-        ({"fragments": [b"h", Atom("i")]}, "no list of binaries"),
+        ({"fragments": b"hi"}, "not a list of binaries"),
+        ({"fragments": list(b"hi")}, "not a list of binaries"),
+        ({"fragments": [b"h", Atom("i")]}, "not a list of binaries"),
         ({"msg_id": bytes(15)}, "message id"),
         ({"msg_id": bytes(17)}, "message id"),
         ({"msg_id": list(bytes(16))}, "message id"),
@@ -284,7 +284,7 @@ def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
 
 
 def test_bytes_behind_the_term_are_refused() -> None:
-    with pytest.raises(TermError, match="has 3 bytes behind its term"):
+    with pytest.raises(TermError, match="has 3 bytes after its term"):
         decode_message(HI + b"abc")
 
 

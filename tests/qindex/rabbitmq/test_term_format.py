@@ -270,7 +270,7 @@ def test_damaged_compression_is_refused() -> None:
     with pytest.raises(TermError, match="does not decompress"):
         decode(data[:6] + b"\0" + data[7:])
     inner = encode(b"x")[1:] + b"more"
-    with pytest.raises(TermError, match="4 bytes behind its term"):
+    with pytest.raises(TermError, match="4 bytes after its term"):
         decode(b"\x83P" + struct.pack(">I", len(inner)) + zlib.compress(inner))
 
 
