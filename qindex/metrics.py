@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The content type of :func:`exposition`, for the header of an HTTP response."""
 
 Kind = Literal["gauge", "counter", "histogram"]
 One = TypeVar("One")

@@ -163,7 +163,9 @@ def value_as(message: Message, kind: type[T]) -> T:
         return _as(value, kind)
     except (TypeError, ValueError) as error:
         faults = _faults(error)
-        raise UsageError(f"the body is not a valid {getattr(kind, '__name__', kind)}: {faults}") from error
+        raise UsageError(
+            f"the body is not a valid {getattr(kind, '__name__', kind)}: {faults}"
+        ) from error
 
 
 def _faults(error: Exception) -> str:

@@ -197,7 +197,7 @@ class Queue:
 
         Raises:
             StoreError: As :meth:`publish`. The text names the wrong message, and none was
-            published.
+                published.
         """
         given = list(coded(self._coder, messages))
         while True:

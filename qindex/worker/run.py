@@ -108,8 +108,8 @@ class Worker:
         lease: Seconds of a lease that is extended as long as the handler runs. Needed only where
             others are to get the message while this process is suspended.
         slow_after: Seconds after which a running handler is logged once, with its stack.
-        max_tasks, max_memory: A process is replaced, between messages, after this many messages, or
-            when it holds more bytes of memory.
+        max_tasks: A process is replaced after this many messages.
+        max_memory: A process is replaced, between messages, when it holds more bytes of memory.
         health: A file that is written every five seconds, for probes: the worker's figures and the
             time, in JSON.
         batch: How many messages a handler's place takes at a time, if this many are ready, and

@@ -19,20 +19,9 @@ import rocketstore
 
 pytestmark = pytest.mark.interpreted  # compiled functions have no sources to number their lines
 
-_MODULES = [
-    "qindex",
-    "qindex.aio",
-    "qindex.aio.compat",
-    "qindex.worker",
-    "qindex.metrics",
-    "qindex.transfer",
-    "qindex.transfer.brokers",
-    "qindex.compat",
-    "qindex.compat.queuelib",
-    "rocketstore",
-    "msgstore",
-    "journal.findings",
-]
+ROOT = Path(__file__).parents[2]
+MODULES = re.findall("^::: (.+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+"""The modules that programs import from."""
 _BEGIN_EMPTY = ("Queue.publish", "Store.put")
 """Methods whose examples show the first seq_id, or offset, of all."""
 
@@ -52,14 +41,13 @@ def _examples() -> Iterator[doctest.DocTest]:
     """Yield the examples of all public names, each once."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     seen = set()
-    for module in map(importlib.import_module, _MODULES):
-        for name in module.__all__:
-            found = getattr(module, name)
-            if not inspect.isclass(found) and not inspect.isroutine(found):
-                continue
-            home = inspect.getmodule(found)
-            for one in finder.find(found, found.__qualname__, module=home):
-                where = f"{found.__module__}.{one.name}"
+    for module in map(importlib.import_module, MODULES):
+        members = [getattr(module, name) for name in module.__all__]
+        described = [one for one in members if inspect.isclass(one) or inspect.isroutine(one)]
+        for found in [*described, module]:
+            name = getattr(found, "__qualname__", module.__name__)
+            for one in finder.find(found, name, module=inspect.getmodule(found)):
+                where = (one.filename, one.lineno)
                 if one.examples and where not in seen:
                     seen.add(where)
                     yield one
@@ -116,7 +104,7 @@ def test_there_are_examples() -> None:
 
 def _public_functions() -> Iterator[tuple[str, Any]]:
     """Yield the public functions and methods, by their names."""
-    for module in map(importlib.import_module, _MODULES):
+    for module in map(importlib.import_module, MODULES):
         for name in module.__all__:
             found = getattr(module, name)
             if inspect.isroutine(found):
@@ -125,7 +113,8 @@ def _public_functions() -> Iterator[tuple[str, Any]]:
                 continue
             for member, value in vars(found).items():
                 call = getattr(value, "__func__", value)
-                if not member.startswith("_") and inspect.isroutine(call):
+                is_public = not member.startswith("_") and inspect.isroutine(call)
+                if is_public and call.__qualname__ == f"{found.__qualname__}.{member}":
                     yield f"{found.__module__}.{found.__qualname__}.{member}", call
 
 

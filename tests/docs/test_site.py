@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.docs.test_docstring_examples import MODULES
 from tests.effort import not_quick
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 def _build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)],
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
@@ -36,6 +40,11 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert 'href="tutorial/"' in first  # README.md leads there as docs/tutorial.md
     ways = (tmp_path / "site" / "architecture" / "index.html").read_text()
     assert ways.count('class="mermaid"') == 2
+    reference = (tmp_path / "site" / "api" / "index.html").read_text()
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            assert f'id="{module}.{name}"' in reference
+    assert not re.findall(":(?:class|func|meth|mod):", reference)
 
 
 @not_quick("it builds all pages")

@@ -96,7 +96,9 @@ def test_dataclasses_and_models(engine: qindex.AnyEngine) -> None:
         assert first.value_as(Order) == order
         assert second.value_as(Model) == model
         assert third.value == {"many": [first.value]}
-        with pytest.raises(qindex.UsageError, match=r"is not a valid Order: number: Field required; to: "):
+        with pytest.raises(
+            qindex.UsageError, match=r"is not a valid Order: number: Field required; to: "
+        ):
             third.value_as(Order)
     queue.publish(
         b'{"number": 1, "to": {}}', properties={"content_type": "application/json; charset=utf-8"}
