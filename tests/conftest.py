@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _SOME, _MANY = 4, 9
-"""Cases of one test of which the quick tier runs half, and a third."""
+"""Cases of one test of which the quick tier runs a third, and a quarter."""
 
 
 def _rotate(items: list[pytest.Item]) -> None:
@@ -92,7 +92,7 @@ def _rotate(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("rotates")
         name = _name_of(item)
         count = cases[name]
-        usual = 3 if count >= _MANY else 2 if count >= _SOME else 1
+        usual = 4 if count >= _MANY else 3 if count >= _SOME else 1
         slices = mark.args[0] if mark else usual
         if seen[name] % slices != effort.turn(slices, name):
             item.add_marker(pytest.mark.skip(reason="this case is another commit's"))

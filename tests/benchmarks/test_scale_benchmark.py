@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from benchmarks import scale
 from qindex.index.file_budget import FileBudget
 from tests.effort import not_quick
@@ -18,6 +20,7 @@ def _step(directory: Path, name: str, idle: float = 0.02) -> dict[str, float]:
     return scale.run_step(name, store=store, count=_COUNT, depth=3, most_open=64, idle=idle)
 
 
+@pytest.mark.rotates(2)
 def test_the_steps(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     store = tmp_path / "store"

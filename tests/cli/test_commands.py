@@ -670,6 +670,7 @@ def test_closed_standard_streams(
         assert len(engine.queue("q")) == 1
 
 
+@pytest.mark.rotates(2)
 def test_a_directory_whose_name_is_not_utf_8(tmp_path: Path) -> None:
     """JSON has the name as Python has it: os.fsencode gives the path again."""
     odd = os.path.join(os.fsencode(tmp_path), b"\xff")

@@ -13,6 +13,7 @@ SHARE = by_tier(quick=131, all=2, nightly=1)
 
 
 @pytest.mark.timeout(3000)
+@pytest.mark.rotates(2)
 def test_whatever_stands_in_the_place_of_a_file() -> None:
     """Nothing outside is touched, and it ends in time, in little memory, with an answer or an error
     of ours. A part of the cases, another one with each rotation; ``python -m tests.hostile`` tries

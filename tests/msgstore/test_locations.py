@@ -51,6 +51,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
         Locations.load((bytes(16), bytes(8), bytes(8), bytes(4), b""))
 
 
+@pytest.mark.rotates(2)
 def test_memory_of_a_message() -> None:
     """All of it, as the allocator sees it, at the dict's emptiest: just after it has grown."""
     count = 180_000

@@ -103,6 +103,7 @@ def _check(books: Books, queue: qindex.Queue, name: str) -> int:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.rotates(2)
 def test_killed_again_and_again(tmp_path: Path) -> None:
     chance = effort.chance("kills")
     store = tmp_path / "store"

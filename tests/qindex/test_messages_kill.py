@@ -63,6 +63,7 @@ class Books:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.rotates(2)
 def test_killed_again_and_again_with_large_messages(tmp_path: Path) -> None:
     chance = effort.chance("kills of large messages")
     store = tmp_path / "store"

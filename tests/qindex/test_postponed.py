@@ -45,6 +45,7 @@ def expire_all(queue: qindex.Queue, count: int, **options: Any) -> None:
     assert queue.stats().unacked == count
 
 
+@pytest.mark.rotates(2)
 def test_memory_is_bounded(tmp_path: Path) -> None:
     count = 4 * MOST_WAITING
     with open_quietly(tmp_path, background=False, segment_entry_count=1000) as engine:
@@ -173,6 +174,7 @@ def test_the_list_of_them() -> None:
     assert waiting.first(1) == {}
 
 
+@pytest.mark.rotates(2)
 def test_a_queue_whose_letters_wait_does_not_rest(tmp_path: Path) -> None:
     with open_quietly(tmp_path, background=False) as engine:
         engine._alarm.stop()

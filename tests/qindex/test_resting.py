@@ -431,6 +431,7 @@ def test_files_of_the_message_store_are_within_the_budget(tmp_path: Path) -> Non
         assert 8 <= most <= 8 + 3 + 2  # an eighth of them, the journal, and what is being read
 
 
+@pytest.mark.rotates(2)
 def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
     """9 kB at the most, its name and the objects of this test included."""
     count = 200

@@ -302,6 +302,7 @@ def test_after_a_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(by_tier(quick=300, all=300, nightly=3600))
+@pytest.mark.rotates(2)
 def test_no_object_is_left_behind() -> None:
     """After thousands of each, and of each that fails, there is no more of anything; nightly it is
     ten millions."""

@@ -154,6 +154,7 @@ def test_files_swapped_and_doubled() -> None:
         judge(sound, replaced(sound.files, other, one))
 
 
+@pytest.mark.rotates(2)
 def test_memory_is_bounded() -> None:
     """Sizes, counts and offsets at their limits do not make anything large."""
     sound = sound_store()

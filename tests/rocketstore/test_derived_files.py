@@ -193,6 +193,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
         assert not (store / STAGING).exists()
 
 
+@pytest.mark.rotates(2)
 def test_beside_a_writer(tmp_path: Path) -> None:
     """The files are those of one moment: a prefix of each queue."""
     root = tmp_path / "s"

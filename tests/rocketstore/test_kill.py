@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from rocketstore.verify import verify
 from tests.rocketstore.support import open_tiny
 
@@ -41,6 +43,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.rotates(2)
 def test_kill_in_a_loop(tmp_path: Path) -> None:
     root, promised = tmp_path / "s", tmp_path / "promised"
     for round_ in range(3):

@@ -226,6 +226,7 @@ def _sign_up(path: Path, name: str) -> bool:
         connection.close()
 
 
+@pytest.mark.rotates(2)
 def test_mails_of_a_web_service_are_sent_by_workers_that_are_killed(tmp_path: Path) -> None:
     data, sent, smtp, where = (tmp_path / one for one in ("data", "sent", "smtp", "socket"))
     environment = os.environ | {"SIGNUP": str(data), "SENT": str(sent), "SMTP": str(smtp)}
@@ -276,6 +277,7 @@ def test_mails_of_a_web_service_are_sent_by_workers_that_are_killed(tmp_path: Pa
     end_store(data)
 
 
+@pytest.mark.rotates(2)
 def test_each_report_is_made_once_by_three_processes_that_are_killed(tmp_path: Path) -> None:
     data, reports = tmp_path / "data", tmp_path / "reports"
     environment = os.environ | {"NIGHTLY": str(data), "REPORTS": str(reports), "EVERY": "0.25"}

@@ -27,6 +27,7 @@ def memory(pid: int, name: str) -> int:
     raise AssertionError(name)
 
 
+@pytest.mark.rotates(2)
 def test_a_server_has_no_more_of_large_bodies_than_is_under_way(tmp_path: Path) -> None:
     body = os.urandom(1 << 20) * (SIZE >> 20)
     with qindex.open(tmp_path, shared=True, linger=0) as engine:

@@ -499,6 +499,7 @@ print(json.dumps([Context._python_includes, Context.environment, place, rows]))
 PACKAGES = ("journal", "msgstore", "pyspark_qindex", "qindex", "rocketstore")
 
 
+@pytest.mark.rotates(2)
 def test_a_wheel_is_handed_on_to_executors(tmp_path: Path) -> None:
     """``--py-files x.whl``: Spark puts wheels on the driver's path alone, and gives the process
     that plans a stream no archive at all."""

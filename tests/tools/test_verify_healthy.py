@@ -110,6 +110,7 @@ def test_a_whole_node(tmp_path: Path) -> None:
     assert (figures.stores, figures.entries) == (2, 728 + 177)
 
 
+@pytest.mark.rotates(2)
 def test_beside_a_busy_writer(tmp_path: Path) -> None:
     store = tmp_path / "s"
     command = [sys.executable, "-m", "tests.tools.busy_child", str(store), str(BUSY_SECONDS)]

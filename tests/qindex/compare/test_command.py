@@ -105,6 +105,7 @@ def test_the_page_can_ask_for_nothing(page: Path, tmp_path: Path) -> None:
     assert "Content Security Policy" in log
 
 
+@pytest.mark.rotates(2)
 def test_the_table_says_which_figures_and_of_how_many_rounds(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,7 @@ def of_each_library(victims: list[str]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("running", "victim"), of_each_library(["worker", "server", "client"]), indirect=["running"]
 )
+@pytest.mark.rotates(2)
 def test_no_task_is_lost_whoever_is_killed(running: Running, victim: str) -> None:
     rng: random.Random = chance("kills", victim)
     running.send()

@@ -135,6 +135,7 @@ def test_an_interrupted_crawl_goes_on(site: str, tmp_path: Path) -> None:
 
 
 @one_of_them(2)
+@pytest.mark.rotates(2)
 def test_requests_whose_callback_is_gone_are_set_aside_and_tried_again(
     site: str, tmp_path: Path
 ) -> None:

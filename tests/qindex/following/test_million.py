@@ -59,6 +59,7 @@ def test_a_million_messages_none_doubled_and_none_missed_in_silence(tmp_path: Pa
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.rotates(2)
 def test_a_publisher_that_is_killed_again_and_again(tmp_path: Path) -> None:
     """What was given is what recovery finds, and what is published after it follows on."""
     store = tmp_path / "store"
