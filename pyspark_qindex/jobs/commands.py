@@ -13,8 +13,7 @@ from pyspark.sql import functions as f
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.ingest import Ingest, ingest
-from pyspark_qindex.jobs.left_behind import DAMAGED
-from pyspark_qindex.jobs.migrate import migrate
+from pyspark_qindex.jobs.migrate import DAMAGED, migrate
 from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
 from pyspark_qindex.jobs.report import report
 from pyspark_qindex.jobs.stats import stats

@@ -4,7 +4,7 @@ it makes of them."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -13,6 +13,8 @@ from journal.errors import UsageError
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
 from qindex.recovery import store_directory
+from rocketstore.layout import Paths
+from rocketstore.queues.offsets import ConsumerOffsets
 
 _STORES = "stores"
 """Directory below a job's output that holds the stores it made."""
@@ -49,6 +51,16 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
 
 def _names(store: Store) -> set[str]:
     return set(store.file_system().listdir(store.path))
+
+
+def committed_offsets(store: Store) -> Iterator[tuple[str, str, int]]:
+    """Yield queue (``TOPIC/QUEUEID``), consumer group, and the queue offset it asks for next."""
+    fs = store.file_system()
+    offsets = ConsumerOffsets(fs, Paths(store.path).consumer_offset, writable=False)
+    for name, table in offsets.table.items():
+        topic, _, consumer_group = name.partition("@")
+        for queue_id, at in table.items():
+            yield f"{topic}/{queue_id}", consumer_group, at
 
 
 def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:

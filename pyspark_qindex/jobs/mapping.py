@@ -1,21 +1,9 @@
-"""Messages of a queue as messages of a RocketMQ store, and back.
+"""Messages of a queue as messages of a RocketMQ store, and back: the table in docs/spark.md.
 
-======================  ===========================================================================
-queue                   topic: letters, digits, ``-`` and ``_`` stay, every other byte is ``%XX``;
-                        so is the first letter of a name that RocketMQ keeps for itself
-priority                queue id (0 for a queue without priorities)
-key                     ``KEYS``, if RocketMQ can find it: not empty, no space or control character
-                        in it
-headers                 a property each, ``h.`` and the name (written like a topic); a text as it
-                        is, anything else as JSON; left out where there is no room for all
-everything, exactly     ``QINDEX``: base64 of the message's :mod:`qindex.format.envelope` (key,
-                        headers, properties, timestamp, types and all), with its queue, seq_id,
-                        message id, expiry, and whether it is persistent and redelivered
-======================  ===========================================================================
-
-A message that has ``QINDEX`` comes back as it was. A message of RocketMQ's own becomes one of queue
-``TOPIC.QUEUEID``: its key is ``KEYS``, its headers are its properties, and the property
-``rocketmq`` holds the rest of its record, so that it, too, comes back as it was.
+The property ``QINDEX`` is the base64 of the message's :mod:`qindex.format.envelope`, with its
+queue, seq_id, message id, expiry, priority, and whether it is persistent and redelivered. A key
+that RocketMQ could not find is left out of ``KEYS``: an empty one, or one with a space or control
+character in it.
 """
 
 from __future__ import annotations
@@ -24,7 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
@@ -64,20 +52,20 @@ class Origin:
     priority: int | None = None
 
 
+PUT_FIELDS: Final = ("flag", "sys_flag", "born_timestamp", "born_host", "reconsume_times")
+"""The other fields of a record that a put takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class RocketRecord:
-    """The arguments of a put. ``properties``: as they are stored. The rest is ``None`` or 0 where
-    the message was never in a RocketMQ store."""
+    """The arguments of a put. ``properties``: as they are stored. ``rest``: of :data:`PUT_FIELDS`
+    those that are known."""
 
     topic: str
     queue_id: int
     body: bytes
     properties: bytes
-    flag: int = 0
-    sys_flag: int = 0
-    born_timestamp: int | None = None
-    born_host: str | None = None
-    reconsume_times: int = 0
+    rest: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode_name(name: str) -> str:
@@ -177,14 +165,5 @@ def _as_it_was(mine: Mapping[str, Any], body: bytes) -> RocketRecord:
     topic = str(mine["topic"])
     if topic == SCHEDULE_TOPIC:
         raise UsageError("it waited in RocketMQ's queue of delayed messages")
-    return RocketRecord(
-        topic,
-        int(mine["queue_id"]),
-        body,
-        bytes(mine["properties"]),
-        int(mine.get("flag", 0)),
-        int(mine.get("sys_flag", 0)),
-        mine.get("born_timestamp"),
-        mine.get("born_host"),
-        int(mine.get("reconsume_times", 0)),
-    )
+    rest = {name: mine[name] for name in PUT_FIELDS if mine.get(name) is not None}
+    return RocketRecord(topic, int(mine["queue_id"]), body, bytes(mine["properties"]), rest)

@@ -1,28 +1,14 @@
 """``migrate``: queues of ours or RabbitMQ's into RocketMQ stores, and RocketMQ stores into queues.
 
-Every message is accounted for, in a row of :data:`MOVES`: moved, and where to; or skipped, and why:
-
-==================  ===============================================================================
-``reason``          the message
-==================  ===============================================================================
-expired             its time to live is over
-transient           does not outlive the restart of the RabbitMQ node whose directory this is
-later               was published after the moment that was read (the store is in use)
-damaged             can't be read (``what`` says why)
-too-large           is over one of RocketMQ's limits: topic 127 bytes, properties 32,767, record
-                    4 MiB
-undone              belongs to a transaction that was rolled back, or is still open
-delivered           waited in RocketMQ's queue of delayed messages, and was delivered since
-not-a-message       fills a place in the log where damage was set aside
-==================  ===============================================================================
-
-How a message of one side looks on the other: :mod:`pyspark_qindex.jobs.mapping`. What is not a
-message, and is not carried over: :mod:`pyspark_qindex.jobs.left_behind`. One task fills one
+Each message has a row of :data:`MOVES`: moved, and where to; or skipped, and why. Each other thing
+that is not carried over has a row of :data:`LEFT_BEHIND`. docs/spark.md lists the reasons. How a
+message of one side looks on the other: :mod:`pyspark_qindex.jobs.mapping`. One task fills one
 store, for a store has one writer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,12 +22,11 @@ from pyspark.sql import functions as f
 
 from journal.errors import StoreError, UsageError
 from pyspark_qindex.frames import read
-from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
-from pyspark_qindex.jobs.left_behind import left_behind
+from pyspark_qindex.jobs.fleet import FleetStore, committed_offsets, find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
-from pyspark_qindex.jobs.refill import QueueFill, RocketFill, stores_of
-from pyspark_qindex.jobs.tasks import Row, map_rows
-from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of
+from pyspark_qindex.jobs.refill import QueueFill, RocketFill, fill_stores
+from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
+from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of, queues_kept
 from pyspark_qindex.schemas import spark_schema
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
@@ -73,6 +58,18 @@ MOVES: Final[Table] = {
 ``target_queue``, ``target_seq_id``: where in it (of RocketMQ the queue offset). ``size``: of the
 body, in bytes."""
 
+LEFT_BEHIND: Final[Table] = {
+    "store": "string",
+    "queue": "string",
+    "seq_id": "bigint",
+    "what": "string",
+    "value": "string",
+}
+"""``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of the message that it is about, if any.
+``what``: the name of a setting, with its ``value`` as JSON; ``damaged settings``, and why;
+``deliveries``, how many a message had; ``empty queue``, and its next seq_id; or ``consumer
+offset``, of a group."""
+DAMAGED: Final = "damaged settings"
 
 _PLACE: Final = ("store", "queue", "seq_id", "priority")
 _MESSAGE_COLUMNS: Final = (*_PLACE, "msg_id", "persistent", "redelivered", "expiry", "envelope",
@@ -86,8 +83,8 @@ _RECORD_COLUMNS: Final = ("store", "offset", "record_size", "topic", "queue_id",
 @dataclass(slots=True)
 class MigrateResult:
     """``moves``: a row for each message (:data:`MOVES`). ``left_behind``: a row for each thing
-    that is not carried over (:data:`pyspark_qindex.jobs.left_behind.LEFT_BEHIND`). ``targets``: the
-    new stores, by the one they came from."""
+    that is not carried over (:data:`LEFT_BEHIND`). ``targets``: the new stores, by
+    the one they came from."""
 
     moves: DataFrame
     left_behind: DataFrame
@@ -154,7 +151,14 @@ def _into_rocketmq(
     # A row for each store, so that those without messages are made, too.
     stores = spark.createDataFrame([(url,) for url in targets], "store string")
     rows = told.unionByName(stores, allowMissingColumns=True)
-    return map_rows(by_delivery(rows), partial(_fill_rocketmq, targets=targets, sizes=sizes), MOVES)
+    fill = partial(
+        fill_stores,
+        targets=targets,
+        source=os.devnull,
+        begin=lambda _store, place: RocketFill(place, sizes),
+        put=partial(_put_in_rocketmq, targets=targets),
+    )
+    return map_rows(by_delivery(rows), fill, MOVES)
 
 
 def _left_out(
@@ -197,18 +201,9 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
     ]
 
 
-def _fill_rocketmq(
-    rows: Iterator[dict[str, Any]], targets: dict[str, str], sizes: dict[str, int]
-) -> Iterator[Row]:
-    for store, place, mine in stores_of(rows, targets, os.devnull):
-        fill = RocketFill(place, sizes)
-        for row in mine:
-            if row["queue"] is not None or row["error"] is not None:
-                yield _put_in_rocketmq(fill, row, targets[store])
-        fill.finish()
-
-
-def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], target: str) -> Row:
+def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], targets: dict[str, str]) -> Row | None:
+    if row["queue"] is None and row["error"] is None:
+        return None
     if row["envelope"] is None or row["body"] is None:
         return _skipped(row, "damaged", row["error"] or "the message can't be read")
     try:
@@ -217,17 +212,17 @@ def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], target: str) -> Row:
         return _skipped(row, "damaged", str(error))
     try:
         record = to_rocket(origin_of(row), message)
-        stamp = (row["timestamp"] or 0) // 1_000_000
-        queue_offset, _ = fill.put(record, stamp)
+        queue_offset = fill.put(record, (row["timestamp"] or 0) // 1_000_000)
     except UsageError as error:
         return _skipped(row, "too-large", str(error))
-    return _moved(row, target, f"{record.topic}/{record.queue_id}", queue_offset)
+    return _moved(row, targets, f"{record.topic}/{record.queue_id}", queue_offset)
 
 
 def _moved(
-    row: dict[str, Any], target: str, queue: str, seq_id: int, what: str | None = None
+    row: dict[str, Any], targets: dict[str, str], queue: str, seq_id: int, what: str | None = None
 ) -> Row:
     place = (row["store"], row["queue"], row["seq_id"])
+    target = targets[row["store"]]
     return (*place, "moved", None, what, target, queue, seq_id, len(row["body"]))
 
 
@@ -247,7 +242,13 @@ def _into_queues(
     records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
     stores = spark.createDataFrame([(url,) for url in urls], "store string")
     rows = records.unionByName(stores, allowMissingColumns=True)
-    fill = partial(_fill_queues, targets=targets, delays=delays)
+    fill = partial(
+        fill_stores,
+        targets=targets,
+        source=os.devnull,
+        begin=lambda _store, place: QueueFill(place),
+        put=partial(_put_in_queue, targets=targets, delays=delays),
+    )
     return map_rows(in_order(rows, "offset"), fill, MOVES)
 
 
@@ -258,21 +259,16 @@ def _delay_offsets(one: FleetStore) -> dict[int, int]:
     return {level - 1: at for level, at in int_table(table).items()}
 
 
-def _fill_queues(
-    rows: Iterator[dict[str, Any]], targets: dict[str, str], delays: dict[str, dict[int, int]]
-) -> Iterator[Row]:
-    for store, place, mine in stores_of(rows, targets, os.devnull):
-        fill = QueueFill(place)
-        for row in mine:
-            if row["topic"] is None and row["error"] is None:
-                continue
-            row |= {"queue": f"{row['topic']}/{row['queue_id']}", "seq_id": row["offset"]}
-            row["size"] = len(row["body"] or b"")
-            yield _put_in_queue(fill, row, targets[store], delays[store])
-        fill.finish()
-
-
-def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dict[int, int]) -> Row:
+def _put_in_queue(
+    fill: QueueFill,
+    row: dict[str, Any],
+    targets: dict[str, str],
+    delays: dict[str, dict[int, int]],
+) -> Row | None:
+    if row["topic"] is None and row["error"] is None:
+        return None
+    row |= {"queue": f"{row['topic']}/{row['queue_id']}", "seq_id": row["offset"]}
+    row["size"] = len(row["body"] or b"")
     if row["body"] is None or row["error"] is not None:
         return _skipped(row, "damaged", row["error"] or "the record can't be read")
     topic, queue_id, what = row["topic"], row["queue_id"], None
@@ -282,7 +278,7 @@ def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dic
     if transaction not in (0, COMMIT):
         return _skipped(row, "undone", "its transaction was not committed")
     if topic == SCHEDULE_TOPIC:
-        if row["queue_offset"] < delays.get(queue_id, 0):
+        if row["queue_offset"] < delays[row["store"]].get(queue_id, 0):
             return _skipped(row, "delivered", "it was put again where it belongs")
         what = f"its delay (level {queue_id + 1}) is not carried over"
         properties = decode_properties(row["properties_raw"])
@@ -302,4 +298,34 @@ def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dic
         msg_id = row["offset"].to_bytes(8, "big") + seq.to_bytes(8, "big")
         place = Origin(place, seq, msg_id, True, row["reconsume_times"] > 0, 0)
     seq_id = fill.put(place, message)
-    return _moved(row, target, place.queue, seq_id, what)
+    return _moved(row, targets, place.queue, seq_id, what)
+
+
+# -- what is not carried over ----------------------------------------------------------------------
+
+
+def left_behind(spark: SparkSession, fleet: list[FleetStore]) -> DataFrame:
+    """Look through the stores (all of one kind) for the things that are not carried over."""
+    most = tasks_wanted(spark)
+    groups = [found for found in (fleet[at::most] for at in range(most)) if found]
+    rows = _of_topics if fleet[0].is_rocket else _of_queues
+    return run_tasks(spark, groups, rows, LEFT_BEHIND)
+
+
+def _of_queues(one: FleetStore) -> Iterator[Row]:
+    url = one.store.url
+    for kept in queues_kept(one, permissive=True):
+        if kept.error is not None:
+            yield url, kept.name, None, DAMAGED, kept.error
+        for name, value in (kept.settings or {}).items():
+            if value is not None:
+                yield url, kept.name, None, name, json.dumps(value)
+        for seq_id, count in sorted(kept.deliveries.items()):
+            yield url, kept.name, seq_id, "deliveries", str(count)
+        if not kept.messages:
+            yield url, kept.name, None, "empty queue", str(kept.next_seq_id)
+
+
+def _of_topics(one: FleetStore) -> Iterator[Row]:
+    for queue, consumer_group, offset in committed_offsets(one.store):
+        yield one.store.url, queue, None, "consumer offset", f"{consumer_group}: {offset}"

@@ -1,18 +1,18 @@
 """Fill new stores with messages that come in order: queue stores of ours, RocketMQ stores.
 
 A new store is made under another name and renamed when it is whole, so that a task may be run
-again: it begins anew, and where an earlier run has finished, the store stays as it is.
+again: it begins anew.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby, starmap
+from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from journal.memory.arrays import I64
 from journal.poison import Poison
 from msgstore import MessageStore
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
+from pyspark_qindex.jobs.tasks import Row
 from qindex.format import layout
 from qindex.format.message import Message
 from qindex.format.message_record import encode_front, seal_embedded, seal_stored
@@ -34,7 +35,7 @@ from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.queue.notes.delivery_counts import pack_count
+from qindex.queue.notes.delivery_counts import pack_counts
 from qindex.recovery.columns import Entries
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
@@ -49,6 +50,7 @@ _RECORD_SIZE = 91 + 12
 _ROWS_AT_ONCE = 4096
 _BYTES_AT_ONCE = 8 << 20
 _PUBLISH_WORD = 8
+_EMBED_BELOW: Final = Options().embed_below
 _VHOST = "/"
 
 
@@ -68,30 +70,49 @@ class QueueKept:
 
 
 @contextmanager
-def new_store(target: str, source: str) -> Iterator[Staging | None]:
-    """Yield the place where to build ``target``, which appears when all is done; ``None`` when it
-    is there already. ``source``: what it is made from.
+def new_store(target: str, source: str) -> Iterator[Staging]:
+    """Yield the place where to build ``target``, which appears when all is done. The store of an
+    earlier run of the task stays as it is: what is built again is dropped.
 
-    Raises as :class:`qindex.tools.staging.Staging`.
+    Raises as :class:`qindex.tools.staging.Staging`, of which ``source`` is an argument.
     """
-    if os.path.isdir(target) and os.listdir(target):
-        yield None
-        return
     with storage_errors(os.path.dirname(target), "can't be made"):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-    with Staging(REAL, target, source) as staging:
+        is_made = os.path.isdir(target) and os.listdir(target)
+    with Staging(REAL, f"{target}.again" if is_made else target, source) as staging:
         yield staging
-        staging.commit()
+        if not is_made:
+            staging.commit()
 
 
-def stores_of(
-    rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
-) -> Iterator[tuple[str, Staging | None, Iterator[dict[str, Any]]]]:
-    """Yield the stores of rows that come store by store: each one's name, the place where to build
-    its target (see :func:`new_store`), and its rows, to be gone through before the next."""
+class Fill(Protocol):
+    """Fills one store."""
+
+    def finish(self) -> None:
+        """Make all of it durable."""
+
+
+_F = TypeVar("_F", bound=Fill)
+
+
+def fill_stores(
+    rows: Iterator[dict[str, Any]],
+    *,
+    targets: dict[str, str],
+    source: str,
+    begin: Callable[[str, Staging], _F],
+    put: Callable[[_F, dict[str, Any]], Row | None],
+) -> Iterator[Row]:
+    """Build the target of each store from its rows, which come store by store; yield what ``put``
+    returns for them. ``begin`` takes the name of a store, and where to build its target."""
     for store, mine in groupby(rows, itemgetter("store")):
         with new_store(targets[store], source) as place:
-            yield store, place, mine
+            fill = begin(store, place)
+            for row in mine:
+                done = put(fill, row)
+                if done is not None:
+                    yield done
+            fill.finish()
 
 
 _Place = tuple[str, int | None]
@@ -101,15 +122,11 @@ _Place = tuple[str, int | None]
 class QueueFill:
     """Fills one store of ours. Messages keep seq_id, message id, record and all; those with a
     priority come into the directory of that priority. With transient ones in it the store is left
-    as a running engine has it: the next open drops them.
+    as a running engine has it: the next open drops them."""
 
-    ``place``: ``None``: nothing is written, all is only counted.
-    """
-
-    def __init__(self, place: Staging | None) -> None:
-        self._path = path = None if place is None else place.path
-        self._fs = fs = REAL if place is None else place.fs
-        self._options = Options(background=False)
+    def __init__(self, place: Staging) -> None:
+        self._path = place.path
+        self._fs = place.fs
         self._writers: dict[_Place, QueueWriter] = {}
         self._next: dict[_Place, int] = {}
         self._declared: dict[str, QueueKept] = {}
@@ -118,8 +135,7 @@ class QueueFill:
         self._held = 0
         self._store: MessageStore | None = None
         self._transient = False
-        if path is not None:
-            begin_store(fs, path, layout.StoreMarker(DEFAULT_ENTRY_COUNT, _VHOST))
+        begin_store(self._fs, self._path, layout.StoreMarker(DEFAULT_ENTRY_COUNT, _VHOST))
 
     def declare(self, kept: QueueKept) -> None:
         """Make a queue."""
@@ -128,7 +144,6 @@ class QueueFill:
     def _writer(self, place: _Place) -> QueueWriter:
         """Return the writer of a directory, which is made if there is none."""
         if place not in self._writers:
-            assert self._path is not None
             path = os.path.join(self._path, layout.QUEUES, directory_name(_VHOST, *place))
             stored = format_queue_name(_VHOST, *place)
             self._writers[place] = QueueWriter(
@@ -143,16 +158,13 @@ class QueueFill:
         place, seq = (origin.queue, origin.priority), origin.seq_id
         self._next[place] = max(self._next.get(place, 0), seq + 1)
         self._transient |= not origin.persistent
-        given = ((origin.priority or 0) << SHIFT) + seq
-        if self._path is None:
-            return given
         record = self._record(origin, message, seq)
         self._waiting.setdefault(place, []).append((origin, record, seq, len(message.body)))
         self._held += len(record)
         self._count += 1
         if self._count >= _ROWS_AT_ONCE or self._held >= _BYTES_AT_ONCE:
             self._flush()
-        return given
+        return ((origin.priority or 0) << SHIFT) + seq
 
     def next_seq(self, queue: str) -> int:
         """Return the seq_id of the queue's next publish, without a priority."""
@@ -161,29 +173,24 @@ class QueueFill:
         return seen if kept is None else max(seen, kept.next_seq_id)
 
     def _record(self, origin: Origin, message: Message, seq: int) -> bytes:
-        """The record as the index embeds it, empty when it went to the message store."""
-        msg_id = origin.msg_id
-        theirs = isinstance(message.properties, RabbitProperties)
-        if isinstance(message.properties, RabbitProperties):
-            vhost = message.properties.source.vhost
-            front = encode_rabbitmq(message, vhost, msg_id, origin.persistent)
+        """Return the record that the index embeds, empty when it went to the message store."""
+        msg_id, properties = origin.msg_id, message.properties
+        if isinstance(properties, RabbitProperties):
+            record = encode_rabbitmq(message, properties.source.vhost, msg_id, origin.persistent)
+            if len(record) < _EMBED_BELOW:
+                return record
         else:
             front = encode_front(message)
-        size = len(front) if theirs else len(front) + len(message.body)
-        if size >= self._options.embed_below:
-            record = front if theirs else seal_stored(msg_id, front, message.body)
-            self._messages().write(msg_id, record)
-            return b""
-        if theirs:
-            return front
-        packed = pack_publish(
-            seq, origin.persistent, msg_id, origin.expiry, len(message.body), front + message.body
-        )
-        return seal_embedded(packed)[_PUBLISH_WORD + PAYLOAD_SIZE :]
+            if len(front) + len(message.body) < _EMBED_BELOW:
+                whole = front + message.body
+                head = (seq, origin.persistent, msg_id, origin.expiry, len(message.body))
+                return seal_embedded(pack_publish(*head, whole))[_PUBLISH_WORD + PAYLOAD_SIZE :]
+            record = seal_stored(msg_id, front, message.body)
+        self._messages().write(msg_id, record)
+        return b""
 
     def _messages(self) -> MessageStore:
         if self._store is None:
-            assert self._path is not None
             self._store = MessageStore.open(
                 os.path.join(self._path, PERSISTENT_DIRECTORY),
                 references={},
@@ -204,8 +211,6 @@ class QueueFill:
     def finish(self) -> None:
         """Write the remaining records, and have the engine check all of them. Raises
         :class:`DamageError`, :class:`StorageError`."""
-        if self._path is None:
-            return
         self._flush()
         if self._store is not None:
             self._store.sync()
@@ -241,7 +246,7 @@ class QueueFill:
                 content = layout.pack_checked(settings)
                 replace_file(self._fs, os.path.join(path, layout.SETTINGS), content)
             if (place[1] or 0) in counts:
-                content = b"".join(starmap(pack_count, counts[place[1] or 0].items()))
+                content = pack_counts(counts[place[1] or 0])
                 replace_file(self._fs, os.path.join(path, DELIVERIES), content)
 
 
@@ -273,25 +278,18 @@ def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Entries, I64,
 
 
 class RocketFill:
-    """Fills one RocketMQ store. ``place``: ``None``: all is only counted.
-    ``sizes``: of its files, as :func:`rocketstore.open` takes them."""
+    """Fills one RocketMQ store. ``sizes``: of its files, as :func:`rocketstore.open` takes them."""
 
-    def __init__(self, place: Staging | None, sizes: dict[str, int] | None = None) -> None:
+    def __init__(self, place: Staging, sizes: Mapping[str, int]) -> None:
         self._now = 0
-        self._counts: dict[tuple[str, int], int] = {}
-        self._store = None
-        if place is not None:
-            make_dirs(place.fs, place.path)
-            self._store = rocketstore.open(
-                place.path, background=False, clock=self._clock, fs=place.fs, **(sizes or {})
-            )
+        make_dirs(place.fs, place.path)
+        self._store = rocketstore.open(
+            place.path, background=False, clock=lambda: self._now, fs=place.fs, **sizes
+        )
 
-    def _clock(self) -> int:
-        return self._now
-
-    def put(self, record: RocketRecord, store_timestamp: int) -> tuple[int, int]:
+    def put(self, record: RocketRecord, store_timestamp: int) -> int:
         """Add a record, stored at that time (ms) or when the one before it was, if that is later;
-        gives queue offset and physical offset.
+        return its queue offset.
 
         Raises :class:`UsageError`, with the limit, for a record that RocketMQ can't hold.
         """
@@ -299,26 +297,17 @@ class RocketFill:
         if size > MAX_MESSAGE_SIZE:
             raise UsageError(f"record of {size} bytes: the limit is {MAX_MESSAGE_SIZE}")
         self._now = store_timestamp
-        key = (record.topic, record.queue_id)
-        if self._store is None:
-            self._counts[key] = self._counts.get(key, -1) + 1
-            return self._counts[key], -1
         waits = record.topic == SCHEDULE_TOPIC
         put: PutResult = self._store.put(
             record.topic,
             record.body,
             queue_id=record.queue_id,
             properties=record.properties if waits else Delivered(record.properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
             wait=False,
+            **record.rest,
         )
-        return put.queue_offset, put.offset
+        return put.queue_offset
 
     def finish(self) -> None:
         """Close the store: all is durable then."""
-        if self._store is not None:
-            self._store.close()
+        self._store.close()

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from pyspark_qindex.frames import read
-from pyspark_qindex.jobs.fleet import find_fleet
-from pyspark_qindex.jobs.left_behind import committed_offsets
+from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet
+from pyspark_qindex.jobs.tasks import together
 from pyspark_qindex.schemas import spark_schema
 from qindex.view.arrow import Table
 
@@ -94,26 +94,22 @@ def stats(
         letters.append(dead_records(parts[-1]))
         place = "concat_ws('/', topic, queue_id) as queue"
         damage.append(found.where("error is not null").selectExpr("store", place, "error"))
-    messages = _together(parts)
+    messages = together(parts)
     if rockets:
         offsets = [(store.url, *found) for store in rockets for found in committed_offsets(store)]
         lag = consumer_lag(messages, spark.createDataFrame(offsets, spark_schema(_OFFSETS)))
     return StatsResult(
         queues=queue_stats(messages),
-        letters=_together(letters),
+        letters=together(letters),
         files=files,
         keys=hot_keys(messages, top),
         growth=growth(messages),
         lag=lag,
         messages=messages,
-        damage=_together(damage),
+        damage=together(damage),
         stores=len(fleet),
         _read=kept,
     )
-
-
-def _together(parts: list[DataFrame]) -> DataFrame:
-    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
 def common(messages: DataFrame) -> DataFrame:

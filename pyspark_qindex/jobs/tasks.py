@@ -7,6 +7,7 @@ comes back as a DataFrame, so that nothing but results reaches the driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -70,6 +71,11 @@ def map_rows(
         yield from batches(table, work(_by_name(found)))
 
     return frame.mapInArrow(run, spark_schema(table))
+
+
+def together(parts: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of frames with the same columns."""
+    return reduce(DataFrame.unionByName, parts)
 
 
 def _by_name(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,9 @@
 """``export`` and ``import``: stores to Parquet and back, without loss.
 
-An export is a directory of tables:
-
-* ``messages``: what the source ``qindex`` gives of each message, with the ``envelope``, in which
-  key, headers, properties and timestamp are as they were stored, types and all;
-* ``queues``: a row for each queue, empty ones too, with its settings;
-* ``records``: CommitLog records of RocketMQ stores, properties as they were stored.
-
-Import makes a new store for each store in the tables: one task a store, for a store has one writer.
-A queue store comes back with the same seq_ids, message ids, order, expiry, flags and settings; the
-messages of a RabbitMQ virtual host become those of a store of ours, with their records as they
-were. A RocketMQ store comes back with the same records but for their place (a log begins at 0).
+An export is a directory of tables: ``messages``, with the ``envelope`` in which key, headers,
+properties and timestamp are as they were stored; ``queues``, a row for each with its settings; and
+``records`` of RocketMQ stores. An import makes a new store for each store in the tables, in one
+task: a store has one writer. docs/spark.md says what comes back.
 """
 
 from __future__ import annotations
@@ -31,9 +24,9 @@ from journal.fs.files import read_optional
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
-from pyspark_qindex.jobs.mapping import Origin, RocketRecord
-from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, stores_of
-from pyspark_qindex.jobs.tasks import Row, map_rows
+from pyspark_qindex.jobs.mapping import PUT_FIELDS, Origin, RocketRecord
+from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, fill_stores
+from pyspark_qindex.jobs.tasks import Row, map_rows, together
 from pyspark_qindex.schemas import spark_schema
 from qindex.format import layout
 from qindex.format.envelope import open_envelope
@@ -41,6 +34,7 @@ from qindex.format.message import Message
 from qindex.format.priorities import SHIFT
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.notes.delivery_counts import unpack_counts
+from qindex.tools.staging import Staging
 from qindex.view.arrow import Table, plain_text
 from qindex.view.reader import StoreReader
 
@@ -75,6 +69,8 @@ IMPORTED: Final[Table] = {
     "skipped": "bigint",
 }
 """What was imported of each queue; ``skipped``: rows without a message (they tell of damage)."""
+_PUT: Final[Table] = {"store": "string", "queue": "string", "size": "bigint", "skipped": "boolean"}
+"""A row of a table that was gone through. ``size``: of the body, where it is a message."""
 
 
 @dataclass(slots=True)
@@ -171,29 +167,36 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Import
         row[0] for table in tables.values() for row in table.select("store").distinct().collect()
     }
     targets = new_stores(out, list(stores))
-    kept: dict[str, list[QueueKept]] = {}
-    if "queues" in tables:
-        for row in tables["queues"].collect():
-            kept.setdefault(row["store"], []).append(_kept(row.asDict()))
-    source = local_path(paths[0], "an export")
+    fill = partial(fill_stores, targets=targets, source=local_path(paths[0], "an export"))
     parts: list[DataFrame] = []
-    if "messages" in tables or "queues" in tables:
-        parts.append(_import_queues(spark, tables, targets, kept, source))
+    if "queues" in tables:
+        begin = partial(_begin_queues, kept=_kept_of(tables["queues"]))
+        put = partial(fill, begin=begin, put=_put_message)
+        parts.append(map_rows(by_delivery(_rows_of_queues(tables)), put, _PUT))
     if "records" in tables:
-        parts.append(_import_records(tables["records"], targets, source))
-    done = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    rows = [tuple(row) for row in done.collect()]
-    return ImportResult(spark.createDataFrame(sorted(rows), spark_schema(IMPORTED)), targets)
+        put = partial(fill, begin=_begin_records, put=_put_record)
+        parts.append(map_rows(in_order(tables["records"], "offset"), put, _PUT))
+    counted = together(parts).groupBy("store", "queue").agg(
+        f.count("size"), f.coalesce(f.sum("size"), f.lit(0)), f.count_if("skipped")
+    )  # fmt: skip
+    rows = counted.orderBy("store", "queue").collect()
+    done = [(store, targets[store], *figures) for store, *figures in rows]
+    return ImportResult(spark.createDataFrame(done, spark_schema(IMPORTED)), targets)
 
 
-def _kept(row: dict[str, Any]) -> QueueKept:
-    settings, deliveries = row["settings"], json.loads(row.get("deliveries") or "{}")
-    return QueueKept(
-        name=row["queue"],
-        settings=settings and json.loads(settings),
-        next_seq_id=row["next_seq_id"],
-        deliveries={int(seq): count for seq, count in deliveries.items()},
-    )
+def _kept_of(queues: DataFrame) -> dict[str, list[QueueKept]]:
+    """Return what is kept of the queues of each store beside their messages."""
+    kept: dict[str, list[QueueKept]] = {}
+    for row in (one.asDict() for one in queues.collect()):
+        settings, deliveries = row["settings"], json.loads(row.get("deliveries") or "{}")
+        one = QueueKept(
+            name=row["queue"],
+            settings=settings and json.loads(settings),
+            next_seq_id=row["next_seq_id"],
+            deliveries={int(seq): count for seq, count in deliveries.items()},
+        )
+        kept.setdefault(row["store"], []).append(one)
+    return kept
 
 
 def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -247,45 +250,43 @@ def in_order(rows: DataFrame, *columns: str | Column) -> DataFrame:
     return rows.repartition(max(1, stores), "store").sortWithinPartitions("store", *columns)
 
 
-def _import_queues(
-    spark: SparkSession,
-    tables: dict[str, DataFrame],
-    targets: dict[str, str],
-    kept: dict[str, list[QueueKept]],
-    source: str,
-) -> DataFrame:
-    wanted = _NEEDED["messages"]
-    # A row for each queue first, so that stores without messages are made, too.
-    empty = tables["queues"].select("store", "queue")
-    for name in wanted[2:]:
-        empty = empty.withColumn(name, f.lit(None))
-    rows = empty.unionByName(tables["messages"].select(*wanted)) if "messages" in tables else empty
-    fill = partial(_fill_queues, targets=targets, kept=kept, source=source)
-    return map_rows(by_delivery(rows), fill, IMPORTED)
+def _rows_of_queues(tables: dict[str, DataFrame]) -> DataFrame:
+    """Return the messages, and a row for each queue: stores without messages are made, too."""
+    queues = tables["queues"].select("store", "queue")
+    if "messages" not in tables:
+        nothing = dict.fromkeys(_NEEDED["messages"][2:], f.lit(None))
+        return queues.withColumns(nothing)
+    messages = tables["messages"].select(*_NEEDED["messages"])
+    return messages.unionByName(queues, allowMissingColumns=True)
 
 
-def _fill_queues(
-    rows: Iterator[dict[str, Any]],
-    targets: dict[str, str],
-    kept: dict[str, list[QueueKept]],
-    source: str,
-) -> Iterator[Row]:
-    for store, place, mine in stores_of(rows, targets, source):
-        counts: dict[str, list[int]] = {}
-        fill = QueueFill(place)
-        for one in kept.get(store, ()):
-            fill.declare(one)
-            counts[one.name] = [0, 0, 0]
-        for row in mine:
-            count = counts.setdefault(row["queue"], [0, 0, 0])
-            if row["envelope"] is None or row["body"] is None:
-                count[2] += row["error"] is not None
-                continue
-            fill.put(*_message_of(row))
-            count[0] += 1
-            count[1] += len(row["body"])
-        fill.finish()
-        yield from ((store, targets[store], name, *count) for name, count in counts.items())
+def _begin_queues(store: str, place: Staging, kept: dict[str, list[QueueKept]]) -> QueueFill:
+    fill = QueueFill(place)
+    for one in kept.get(store, ()):
+        fill.declare(one)
+    return fill
+
+
+def _put_message(fill: QueueFill, row: dict[str, Any]) -> Row:
+    place = (row["store"], row["queue"])
+    if row["envelope"] is None or row["body"] is None:
+        return (*place, None, row["error"] is not None)
+    fill.put(*_message_of(row))
+    return (*place, len(row["body"]), False)
+
+
+def _begin_records(_store: str, place: Staging) -> RocketFill:
+    return RocketFill(place, {})
+
+
+def _put_record(fill: RocketFill, row: dict[str, Any]) -> Row:
+    place = (row["store"], f"{row['topic']}/{row['queue_id']}")
+    if row["body"] is None or row["error"] is not None:
+        return (*place, None, True)
+    rest = {name: row[name] for name in PUT_FIELDS}
+    head = (row["topic"], row["queue_id"], row["body"], row["properties_raw"])
+    fill.put(RocketRecord(*head, rest), row["store_timestamp"])
+    return (*place, len(row["body"]), False)
 
 
 def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
@@ -313,43 +314,4 @@ def origin_of(row: dict[str, Any]) -> Origin:
         redelivered=row["redelivered"],
         expiry=row["expiry"] or 0,
         priority=row["priority"],
-    )
-
-
-def _import_records(records: DataFrame, targets: dict[str, str], source: str) -> DataFrame:
-    fill = partial(_fill_records, targets=targets, source=source)
-    return map_rows(in_order(records, "offset"), fill, IMPORTED)
-
-
-def _fill_records(
-    rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
-) -> Iterator[Row]:
-    for store, place, mine in stores_of(rows, targets, source):
-        counts: dict[str, list[int]] = {}
-        fill = RocketFill(place)
-        for row in mine:
-            queue = f"{row['topic']}/{row['queue_id']}"
-            count = counts.setdefault(queue, [0, 0, 0])
-            if row["body"] is None or row["error"] is not None:
-                count[2] += 1
-                continue
-            fill.put(record_of(row), row["store_timestamp"])
-            count[0] += 1
-            count[1] += len(row["body"])
-        fill.finish()
-        yield from ((store, targets[store], name, *count) for name, count in counts.items())
-
-
-def record_of(row: dict[str, Any]) -> RocketRecord:
-    """Return what a put needs of a row of ``records``."""
-    return RocketRecord(
-        topic=row["topic"],
-        queue_id=row["queue_id"],
-        body=row["body"],
-        properties=row["properties_raw"],
-        flag=row["flag"],
-        sys_flag=row["sys_flag"],
-        born_timestamp=row["born_timestamp"],
-        born_host=row["born_host"],
-        reconsume_times=row["reconsume_times"],
     )
