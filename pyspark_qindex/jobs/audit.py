@@ -18,17 +18,17 @@ disk, until :meth:`AuditResult.unpersist`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from journal.errors import DamageError, StoreError
-from journal.findings import Finding, Kind
+from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
-from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, finding_row, grouped
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
@@ -40,45 +40,55 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.tools.verify import Verification
 from qindex.view.arrow import Table
 from qindex.view.reader import StoreReader
-from rocketstore.layout import Paths
 from rocketstore.verify import check_store
 
+FINDINGS: Final[Table] = {
+    "store": "string",
+    "store_kind": "string",
+    "queue": "string",
+    "file": "string",
+    "offset": "bigint",
+    "length": "bigint",
+    "kind": "string",
+    "cause": "string",
+    "what": "string",
+    "consequence": "string",
+    "number": "bigint",
+}
+"""``store``: as it was given; ``file``: relative to it; ``offset``, ``length``: bytes in the file.
+``kind``: a word of :class:`journal.findings.Kind`. ``number``: places that the row covers. More
+than one if one file has many of a kind."""
+_EVIDENCE: Final[Table] = {"row": "string", **FINDINGS}
+"""What a task gives. ``row``: finding; or count (``number`` things of the sort ``what`` were looked
+at)."""
+_SHOWN: Final = 8
+"""Findings of one kind and cause in one file that have rows of their own."""
 _LEAST_WEIGHT: Final = 1 << 14
 _ROCKET: Final = "rocketmq"
 
 
-Found = Finding | tuple[str, int]
-"""What the audit of a store gives; a pair says how many things of a sort were looked at."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A store to be audited. ``queues``: names by directory name, of a queue store. ``weight``:
-    bytes."""
+    """A store to be audited. ``kind``: of the store. ``queues``: names by directory name, of a
+    queue store. ``weight``: bytes."""
 
     store: Store
-    sort: str
+    kind: str
     queues: dict[str, str]
     weight: int
 
     def queue_of(self, finding: Finding) -> str | None:
         """Return the name of the queue whose file a finding names."""
         directory, *parts = self.store.relative(finding.path).split(os.sep)
-        if self.sort == _ROCKET:
+        if self.kind == _ROCKET:
             return "/".join(parts[:2]) if directory == "consumequeue" and parts[1:] else None
         return self.queues.get(parts[0]) if directory == layout.QUEUES and parts else None
 
 
-_EVIDENCE: Final[Table] = {"row": "string", **FINDINGS}
-"""What a task gives. ``row``: finding; or count (``number`` things of the sort ``what`` were looked
-at)."""
-
-
 @dataclass(slots=True)
 class AuditResult:
-    """``findings``: a row for each problem (:data:`pyspark_qindex.jobs.findings.FINDINGS`).
-    ``counts``: for each ``store``, ``number`` of ``things`` that were looked at. ``stores``: how
-    many stores."""
+    """``findings``: a row for each problem (:data:`FINDINGS`). ``counts``: for each ``store``,
+    ``number`` of ``things`` that were looked at. ``stores``: how many stores."""
 
     findings: DataFrame
     counts: DataFrame
@@ -103,8 +113,18 @@ def audit(
     has no store, or whose store is of a newer format. What is wrong with a store that was found in
     a tree is a finding.
     """
-    stores = find_fleet(paths, storage)
-    items, early = _plan(stores)
+    fleet = find_fleet(paths, storage)
+    items: list[_Item] = []
+    early: list[Row] = []
+    for one in fleet:
+        try:
+            items.append(_plan(one))
+        except StoreError as error:
+            if one.store.named and not isinstance(error, DamageError):
+                raise
+            kind = _ROCKET if one.is_rocket else "queues"
+            finding = _as_finding(one.store, error, "the store could not be audited")
+            early.append(_finding_row(_Item(one.store, kind, {}, 0), finding))
     tasks = group(items, tasks_wanted(spark))
     rows = run_tasks(spark, tasks, _audit_item, _EVIDENCE).persist(StorageLevel.MEMORY_AND_DISK)
     found = rows.where("row = 'finding'").select(*FINDINGS)
@@ -112,71 +132,27 @@ def audit(
         found = found.unionByName(spark.createDataFrame(early, spark_schema(FINDINGS)))
     counted = rows.where("row = 'count'").groupBy("store", "store_kind", "what").sum("number")
     counts = counted.toDF("store", "store_kind", "things", "number")
-    return AuditResult(found, counts, len(stores), rows)
+    return AuditResult(found, counts, len(fleet), rows)
 
 
-def _plan(stores: list[FleetStore]) -> tuple[list[_Item], list[Row]]:
-    items: list[_Item] = []
-    early: list[Row] = []
-    for one in stores:
-        plan = _plan_rocket_store if one.is_rocket else _plan_queue_store
-        try:
-            items.append(plan(one.store))
-        except StoreError as error:
-            if one.store.named and not isinstance(error, DamageError):
-                raise
-            finding = _as_finding(one.store, error)
-            early.append(finding_row(one.store, _ROCKET if one.is_rocket else "queues", finding))
-    return items, early
-
-
-def _as_finding(store: Store, error: StoreError) -> Finding:
-    lost = "the store could not be audited"
-    if isinstance(error, DamageError):
-        is_gone = not os.path.exists(error.path)
-        kind = Kind.MISSING_FILE if is_gone else Kind.RECORD
-        return damage(error.path, error.offset, 0, kind, error.what, lost)
-    path = getattr(error, "path", store.path)
-    return damage(path, 0, 0, Kind.UNREADABLE, str(error), lost)
-
-
-def _audit_item(item: _Item) -> Iterator[Row]:
-    audit_store = _audit_rocket_store if item.sort == _ROCKET else _audit_queue_store
-    for one in grouped(audit_store(item.store)):
-        if isinstance(one, Several):
-            queue = item.queue_of(one.first)
-            yield ("finding", *finding_row(item.store, item.sort, one.told(), queue, one.number))
-        else:
-            what, number = one
-            yield _count_row(item, what=what, number=number)
-
-
-def _count_row(item: _Item, **values: Any) -> Row:
-    values |= {"row": "count", "store": item.store.url, "store_kind": item.sort}
-    return tuple(values.get(name) for name in _EVIDENCE)
-
-
-def _ended(store: Store, error: StoreError) -> Finding:
-    path = getattr(error, "path", store.path)
-    return damage(path, 0, 0, Kind.UNREADABLE, f"the audit of this store ended here: {error}")
-
-
-# -- a queue store ---------------------------------------------------------------------------------
-
-
-def _plan_queue_store(store: Store) -> _Item:
+def _plan(one: FleetStore) -> _Item:
     """Look at a store; nothing is read but names and sizes.
 
     Raises :class:`StoreError` for a directory that is not a store, has a newer format, or can't be
     listed.
     """
-    fs = store.file_system()
-    reader = StoreReader(store.path, fs)
-    queues = {one.directory: one.name for one in reader.directories()}
-    places = [os.path.join(layout.QUEUES, name) for name in queues]
-    places += [PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY]
+    store, fs = one.store, one.store.file_system()
+    if one.is_rocket:
+        look_at(fs, store)
+        kind, queues, places = _ROCKET, {}, ["commitlog"]
+    else:
+        reader = StoreReader(store.path, fs)
+        kind = reader.kind
+        queues = {directory.directory: directory.name for directory in reader.directories()}
+        places = [os.path.join(layout.QUEUES, name) for name in queues]
+        places += [PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY]
     weight = sum(_bytes_in(fs, os.path.join(store.path, place)) for place in places)
-    return _Item(store, reader.kind, queues, weight + _LEAST_WEIGHT)
+    return _Item(store, kind, queues, weight + _LEAST_WEIGHT)
 
 
 def _bytes_in(fs: FileSystem, directory: str) -> int:
@@ -192,38 +168,76 @@ def _bytes_in(fs: FileSystem, directory: str) -> int:
     return total
 
 
-def _audit_queue_store(store: Store) -> Iterator[Found]:
-    """Audit a store: gives findings, then how many things of each sort were looked at."""
-    check = Verification(store.path, store.file_system())
+def _audit_item(item: _Item) -> Iterator[Row]:
+    counts: dict[str, int] = {}
+    for finding, number in grouped(_found(item, counts)):
+        yield ("finding", *_finding_row(item, finding, number))
+    for what, number in counts.items():
+        values = {"row": "count", "store": item.store.url, "store_kind": item.kind}
+        values |= {"what": what, "number": number}  # type: ignore[dict-item]
+        yield tuple(values.get(name) for name in _EVIDENCE)
+
+
+def _found(item: _Item, counts: dict[str, int]) -> Iterator[Finding]:
+    """Yield what is wrong with a store, and fill in how many things of each sort were looked at."""
+    path, fs = item.store.path, item.store.file_system()
     try:
-        yield from check.findings()
+        if item.kind == _ROCKET:
+            report = check_store(path, fs=fs)
+            yield from report.findings
+            counts["records"], counts["units"] = report.records, report.units
+            counts["index entries"] = report.index_entries
+        else:
+            check = Verification(path, fs)
+            try:
+                yield from check.findings()
+            finally:
+                counts["queues"], counts["entries"] = check.figures.queues, check.figures.entries
+                counts["stored messages"] = check.figures.records
     except StoreError as error:
-        yield _ended(store, error)
-    figures = check.figures
-    yield "queues", figures.queues
-    yield "entries", figures.entries
-    yield "stored messages", figures.records
+        yield _as_finding(item.store, error, "the audit of the store ended here")
 
 
-# -- a RocketMQ store ------------------------------------------------------------------------------
+def grouped(found: Iterable[Finding]) -> Iterator[tuple[Finding, int]]:
+    """Yield findings, and the number of places that each stands for. Of many findings of one kind
+    and cause in one file, the first few stand for themselves, and one more for the rest."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    rest: dict[tuple[str, str, str], tuple[Finding, Finding]] = {}
+    for one in found:
+        key = (one.path, str(one.kind), one.cause.value)
+        counts[key] += 1
+        if counts[key] <= _SHOWN:
+            yield one, 1
+        else:
+            first, _ = rest.get(key, (one, one))
+            rest[key] = (first, one)
+    for key, (first, last) in rest.items():
+        number = counts[key] - _SHOWN
+        what = f"{number} more of this kind, up to offset {last.offset}, the first: {first.what}"
+        yield (replace(first, what=what) if number > 1 else first), number
 
 
-def _plan_rocket_store(store: Store) -> _Item:
-    """Look at a store. Raises as :func:`_plan_queue_store`."""
-    fs = store.file_system()
-    look_at(fs, store)
-    return _Item(store, _ROCKET, {}, _bytes_in(fs, Paths(store.path).commitlog) + _LEAST_WEIGHT)
+def _finding_row(item: _Item, finding: Finding, number: int = 1) -> Row:
+    """Return a finding as a row of :data:`FINDINGS`."""
+    return (
+        item.store.url,
+        item.kind,
+        item.queue_of(finding),
+        item.store.relative(finding.path),
+        finding.offset,
+        finding.length,
+        str(finding.kind),
+        finding.cause.value,
+        finding.what,
+        finding.consequence,
+        number,
+    )
 
 
-def _audit_rocket_store(store: Store) -> Iterator[Found]:
-    """As :func:`_audit_queue_store`."""
-    fs = store.file_system()
-    try:
-        report = check_store(store.path, fs=fs)
-    except StoreError as error:
-        yield _ended(store, error)
-        return
-    yield from report.findings
-    yield "records", report.records
-    yield "units", report.units
-    yield "index entries", report.index_entries
+def _as_finding(store: Store, error: StoreError, lost: str) -> Finding:
+    """Return the finding for an error that ended an audit; ``lost`` says what follows from it."""
+    if isinstance(error, DamageError):
+        kind = Kind.RECORD if os.path.exists(error.path) else Kind.MISSING_FILE
+        return Finding(error.path, error.offset, 0, Cause.DAMAGE, error.what, lost, kind)
+    path = getattr(error, "path", store.path)
+    return Finding(path, 0, 0, Cause.DAMAGE, str(error), lost, Kind.UNREADABLE)

@@ -15,10 +15,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import rocketstore
-from journal.findings import Finding
+from journal.findings import Cause, Finding, Kind
 from pyspark_qindex.batches import ReadFailedError
-from pyspark_qindex.jobs.audit import _audit_item, _plan_rocket_store
-from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, grouped
+from pyspark_qindex.jobs.audit import FINDINGS, _audit_item, _plan, grouped
+from pyspark_qindex.jobs.fleet import FleetStore
 from pyspark_qindex.options import ROCKET_TABLES, read_options
 from pyspark_qindex.reading.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
@@ -50,7 +50,7 @@ def errors(rows: Rows) -> list[str]:
 
 def audited(store: Path) -> Rows:
     """The findings, as rows."""
-    rows = _audit_item(_plan_rocket_store(local_store(str(store))))
+    rows = _audit_item(_plan(FleetStore(local_store(str(store)), True)))
     return [dict(zip(FINDINGS, row[1:], strict=True)) for row in rows if row[0] == "finding"]
 
 
@@ -156,14 +156,14 @@ def test_what_follows_from_one_cut_is_told_once(tmp_path: Path) -> None:
 
 
 def test_findings_of_one_kind_in_one_file_are_put_together() -> None:
-    found: list[Finding | str] = [damage("a", at, 1, "unit", f"unit {at}") for at in range(500)]  # type: ignore[arg-type]
-    found.insert(100, "count")
-    found += [damage("b", 7, 1, "unit", "alone"), damage("a", 3, 1, "gap", "other")]  # type: ignore[arg-type]
+    def damage(path: str, at: int, kind: Kind, what: str) -> Finding:
+        return Finding(path, at, 1, Cause.DAMAGE, what, "", kind)
+
+    found = [damage("a", at, Kind.RECORD, f"unit {at}") for at in range(500)]
+    found += [damage("b", 7, Kind.RECORD, "alone"), damage("a", 3, Kind.GAP, "other")]
     rows = list(grouped(found))
-    several = [row for row in rows if isinstance(row, Several)]
-    assert len(rows) - len(several) == 1
-    assert sum(one.number for one in several) == 502
-    assert len(several) == 8 + 1 + 2
-    (last,) = [one for one in several if one.number > 1]
-    assert last.told().what == "492 more of this kind, up to offset 499, the first: unit 8"
-    assert last.told().offset == 8
+    assert sum(number for _, number in rows) == 502
+    assert len(rows) == 8 + 1 + 2
+    (last,) = [one for one, number in rows if number > 1]
+    assert last.what == "492 more of this kind, up to offset 499, the first: unit 8"
+    assert last.offset == 8

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 import qindex
 import rocketstore
 from pyspark_qindex.filesystem import RemoteFileSystem
-from pyspark_qindex.jobs.audit import _audit_item, _plan_rocket_store
+from pyspark_qindex.jobs.audit import _audit_item, _plan
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, ReadOptions, read_options
 from pyspark_qindex.planning import QueuePart, plan_queues
@@ -190,10 +190,7 @@ def test_a_rocketmq_store_is_audited_where_it_is(tmp_path: Path) -> None:
     rows = {}
     for url in (str(path), f"counting://{path}"):
         (one,) = find_fleet([url])
-        rows[url] = [
-            [value for value in row if value != url]
-            for row in _audit_item(_plan_rocket_store(one.store))
-        ]
+        rows[url] = [[value for value in row if value != url] for row in _audit_item(_plan(one))]
     here, there = rows.values()
     assert here == there
     assert [row[0] for row in here] == ["finding", "finding", "count", "count", "count"]
