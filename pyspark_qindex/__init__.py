@@ -12,36 +12,26 @@ use of what does gives a :class:`SparkMissingError` that says what to install.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from pyspark_qindex.errors import SparkMissingError, explain
-from pyspark_qindex.frames import read
+from pyspark_qindex.local_session import read, register, session
 
 if TYPE_CHECKING:
-    from pyspark_qindex.local_session import register, session
-    from pyspark_qindex.qindex_source import QindexSource as DefaultSource
+    from pyspark_qindex.sources import QindexSource as DefaultSource
 
 __all__ = ["DefaultSource", "SparkMissingError", "explain", "read", "register", "session"]
 
-_LATER = {
-    "DefaultSource": ("pyspark_qindex.qindex_source", "QindexSource"),
-    "register": ("pyspark_qindex.local_session", "register"),
-    "session": ("pyspark_qindex.local_session", "session"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _LATER[name]
     try:
-        value = getattr(importlib.import_module(module), attribute)
+        from pyspark_qindex.sources import QindexSource
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow"):
             raise
         raise SparkMissingError(
             f"{error.name} is not installed: pip install qindex[spark]"
         ) from error
-    globals()[name] = value
-    return value
+    return QindexSource

@@ -11,11 +11,13 @@ set: the cluster's own configuration has the rest.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,9 +25,9 @@ from pyspark_qindex.errors import SparkMissingError, one_line
 from pyspark_qindex.java import find_java
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 CONNECT: Final = "sc://"
 """How the URL of a Spark Connect server begins."""
 LOOPBACK_ONLY: Final = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
@@ -37,6 +39,11 @@ _JAVA: Final = f"-XX:+UseParallelGC {_ARROW}"
 _QUICK_JAVA: Final = (
     f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC {_ARROW}"
 )
+_EVERYWHERE: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
 _LOG4J: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
@@ -69,7 +76,14 @@ def session(
     except ModuleNotFoundError as error:
         raise SparkMissingError("pyspark is not installed: pip install qindex[spark]") from error
     if master.startswith(CONNECT):
-        return _connected(app_name, master, conf or {})
+        builder = SparkSession.builder.remote(master).appName(app_name).config(map={**(conf or {})})
+        try:
+            spark = builder.getOrCreate()
+        except ImportError as error:
+            what = one_line(str(error))
+            raise SparkMissingError(f"{master}: {what} pip install qindex[connect]") from error
+        register(spark)
+        return spark
     active = active_session()
     if active is not None:
         register(active)
@@ -80,9 +94,11 @@ def session(
     for name, value in (quiet_environment(scratch) | (LOOPBACK_ONLY if here else {})).items():
         os.environ.setdefault(name, value)
     os.environ["JAVA_HOME"] = find_java()
-    _let_workers_import()
+    # Python workers must find these packages also where they are not installed (a checkout).
+    path = _with_path(os.environ.get("PYTHONPATH", ""), str(Path(__file__).resolve().parents[1]))
+    os.environ["PYTHONPATH"] = path
     builder = SparkSession.builder.master(master).appName(app_name)
-    settings = _everywhere() | (_settings(scratch, quick) if here else {}) | (conf or {})
+    settings = _EVERYWHERE | (_settings(scratch, quick) if here else {}) | (conf or {})
     spark = builder.config(map={**settings}).getOrCreate()
     register(spark)
     return spark
@@ -100,31 +116,68 @@ def active_session() -> SparkSession | None:
     return active
 
 
-def _connected(app_name: str, url: str, conf: dict[str, str]) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.remote(url).appName(app_name).config(map={**conf})
-    try:
-        spark = builder.getOrCreate()
-    except ImportError as error:
-        what = one_line(str(error))
-        raise SparkMissingError(f"{url}: {what} pip install qindex[connect]") from error
-    register(spark)
-    return spark
-
-
 def register(spark: SparkSession) -> None:
     """Make the sources ``qindex`` and ``rocketstore`` known to a session.
 
     Where these packages come out of an archive (``--py-files qindex.whl``) executors get it, too:
     Spark itself hands on zip, egg and jar, but no wheel.
     """
-    from pyspark_qindex.qindex_source import QindexSource
-    from pyspark_qindex.rocket_source import RocketSource
+    from pyspark_qindex.sources import QindexSource, RocketSource
 
     _ship_archive(spark)
     spark.dataSource.register(QindexSource)
     spark.dataSource.register(RocketSource)
+
+
+def read(
+    spark: SparkSession,
+    path: Paths,
+    columns: Sequence[str] = (),
+    *,
+    source: str = "qindex",
+    **options: str | int | Sequence[str],
+) -> DataFrame:
+    """Return a DataFrame of stores that reads only `columns`.
+
+    Spark does not tell a Python source which columns a query uses: `.select()` on a DataFrame of
+    all columns reads and decodes all of them. The columns of this one are all that is read, so
+    name those that the query uses. No message is decoded for columns that are in the index, such
+    as `store`, `queue`, `seq_id`, `expiry` and `size`: to count messages, ask for `seq_id`.
+
+    Args:
+        spark: A session of any kind.
+        path: A store, a directory above stores, a glob, or several of these.
+        columns: Names of columns, in the order they shall have. None: all.
+        source: `qindex`, or `rocketstore`.
+        options: Those that docs/spark.md lists, such as `include`, `queue`, `seq_from` and
+            `mode`; `queue` and `topic` may be lists.
+
+    Returns:
+        A DataFrame. It shows the moment of its first plan: read anew for each query.
+
+    Raises:
+        AnalysisException: An option is wrong, or there is no store. `explain()` returns the reason
+            as one line.
+
+    Example:
+        >>> read(spark, "/srv/fleet", ["store", "queue", "size"]).groupBy("store").sum("size")
+    """
+    if source != "qindex":  # which Spark finds by itself
+        register(spark)
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    given = {name: _text(value) for name, value in options.items()}
+    if columns:
+        given["columns"] = ",".join(columns)
+    return spark.read.format(source).options(**given).load([os.fspath(one) for one in paths])
+
+
+def _text(value: str | int | Sequence[str]) -> str:
+    """Return the text of an option: Spark passes nothing else on."""
+    return str(value) if isinstance(value, str | int) else json.dumps([*value])
+
+
+def _with_path(paths: str, path: str) -> str:
+    return os.pathsep.join(dict.fromkeys([*filter(None, paths.split(os.pathsep)), path]))
 
 
 def _ship_archive(spark: SparkSession) -> None:
@@ -134,10 +187,8 @@ def _ship_archive(spark: SparkSession) -> None:
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         # A stream is planned beside the driver by a process that Spark hands no archive on to.
-        before = context.environment.get("PYTHONPATH", "").split(os.pathsep)
-        context.environment["PYTHONPATH"] = os.pathsep.join(
-            dict.fromkeys([*filter(None, before), str(archive)])
-        )
+        before = context.environment.get("PYTHONPATH", "")
+        context.environment["PYTHONPATH"] = _with_path(before, str(archive))
     name = archive.with_suffix(".zip").name
     if context is not None and not {archive.name, name}.isdisjoint(context._python_includes):
         return
@@ -160,22 +211,6 @@ def quiet_environment(scratch: str) -> dict[str, str]:
         "SPARK_CONF_DIR": scratch,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-    }
-
-
-def _let_workers_import() -> None:
-    """Let Python workers find these packages where they are not installed (a checkout)."""
-    root = str(Path(__file__).resolve().parents[1])
-    before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    if root not in before:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*before, root])
-
-
-def _everywhere() -> dict[str, str]:
-    return {
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.session.timeZone": "UTC",
     }
 
 
