@@ -148,9 +148,10 @@ def pipeline_command(
     _need_spark()
     from pyspark_qindex import session
     from pyspark_qindex.filesystem import local_path
-    from pyspark_qindex.jobs.commands import JOBS, JobOptions
+    from pyspark_qindex.jobs.commands import JOBS
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.ingest import lake_conf
+    from pyspark_qindex.jobs.outcome import JobOptions
     from pyspark_qindex.jobs.progress import show_progress
     from pyspark_qindex.jobs.report import data_directory
     from pyspark_qindex.jobs.results import claim, write_outcome

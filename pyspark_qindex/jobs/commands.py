@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,31 +11,12 @@ from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.build_index import build_index
-from pyspark_qindex.jobs.ingest import Ingest, ingest
+from pyspark_qindex.jobs.ingest import ingest
 from pyspark_qindex.jobs.migrate import DAMAGED, migrate
-from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
+from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.jobs.report import report
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores, import_stores
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """The options of a command. ``install``: for build-index, put the built files into the
-    stores. ``mode``: of the sources. ``top``: for stats, how many keys. ``format``, ``schema``,
-    ``batch``: for ingest, see :class:`pyspark_qindex.jobs.ingest.Ingest`. ``html``: the page of a
-    report."""
-
-    paths: list[str]
-    out: str
-    install: bool = True
-    mode: str = "permissive"
-    top: int = 20
-    format: str = "parquet"
-    schema: str = ""
-    batch: int = 1_000_000
-    html: str = ""
-
 
 _FEW: Final = 40
 """Findings that are shown one by one."""
@@ -216,12 +196,6 @@ def run_migrate(spark: SparkSession, options: JobOptions) -> Outcome:
     )
 
 
-def run_ingest(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Bring the tables of a lake to the present."""
-    wanted = Ingest(options.paths, options.out, options.format, options.schema, options.batch)
-    return ingest(spark, wanted)
-
-
 JOBS: Final[dict[str, Job]] = {
     "audit": run_audit,
     "stats": run_stats,
@@ -230,6 +204,6 @@ JOBS: Final[dict[str, Job]] = {
     "export": run_export,
     "import": run_import,
     "migrate": run_migrate,
-    "ingest": run_ingest,
+    "ingest": ingest,
 }
 """By the name in ``qindex pipeline NAME``."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -43,10 +43,10 @@ from journal.fs.files import REAL, names_in, read_file, read_optional, replace_f
 from journal.locks.directory_lock import DirectoryLock
 from journal.schema import ListOf, Record, Row, Text, check
 from pyspark_qindex.errors import one_line
-from pyspark_qindex.frames import read
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
-from pyspark_qindex.jobs.outcome import Outcome
-from pyspark_qindex.qindex_source import check_stream
+from pyspark_qindex.jobs.outcome import JobOptions, Outcome
+from pyspark_qindex.local_session import read
+from pyspark_qindex.sources import check_stream
 
 _OURS: Final = "lake."
 _STATE: Final = f"{_OURS}json"
@@ -55,17 +55,29 @@ _BAD: Final = "_bad"
 _CORRUPT: Final = "_corrupt"
 _MARKS: Final = {"parquet": "_spark_metadata", "delta": "_delta_log"}
 """The name that a table of each format has in its directory from its first batch on."""
-_DELTA: Final = {
-    "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+_FORMATS: Final[dict[str, tuple[str, dict[str, str]]]] = {
+    "parquet": ("", {}),
+    "delta": (
+        "4.2",
+        {
+            "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        },
+    ),
+    "iceberg": (
+        "4.1",
+        {
+            "spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+            "spark.sql.extensions": (
+                "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+            ),
+            "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.lake.type": "hadoop",
+        },
+    ),
 }
-_ICEBERG: Final = {
-    "spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-    "spark.sql.catalog.lake.type": "hadoop",
-}
+"""For each format the pyspark that can write it, where that is one version, and settings."""
 _SAMPLED_STORES: Final = 16
 _SAMPLED_BODIES: Final = 1000
 """Bodies of a store that a schema is inferred from, each of at most so many bytes:"""
@@ -124,73 +136,55 @@ def lake_conf(kind: str, lake: str) -> dict[str, str]:
     Raises :class:`UsageError` where this Spark can't write it: Delta on 4.3 reports success and
     leaves what nobody can read.
     """
-    if kind == "parquet":
+    if kind not in _FORMATS:
+        raise UsageError(f"--format must be one of {', '.join(_FORMATS)}, not {kind!r}")
+    version, conf = _FORMATS[kind]
+    if not version:
         check_stream()
-    for name, version in (("delta", "4.2"), ("iceberg", "4.1")):
-        if kind == name and not pyspark.__version__.startswith(f"{version}."):
-            raise UsageError(
-                f"--format {kind} needs pyspark {version}, not {pyspark.__version__}: "
-                f'pip install "pyspark=={version}.*"'
-            )
-    formats = {
-        "parquet": {},
-        "delta": _DELTA,
-        "iceberg": {**_ICEBERG, "spark.sql.catalog.lake.warehouse": lake},
-    }
-    if kind not in formats:
-        raise UsageError(f"--format must be one of {', '.join(formats)}, not {kind!r}")
-    return {**formats[kind], "spark.sql.streaming.numRecentProgressUpdates": _KEPT_PROGRESS}
+    elif not pyspark.__version__.startswith(f"{version}."):
+        raise UsageError(
+            f"--format {kind} needs pyspark {version}, not {pyspark.__version__}: "
+            f'pip install "pyspark=={version}.*"'
+        )
+    if kind == "iceberg":
+        conf = {**conf, "spark.sql.catalog.lake.warehouse": lake}
+    return {**conf, "spark.sql.streaming.numRecentProgressUpdates": _KEPT_PROGRESS}
 
 
-@dataclass(slots=True)
-class Ingest:
-    """The sources and the target of an ingest.
-
-    ``paths``: stores, or directories above some. ``lake``: a local directory. ``ddl``: the schema
-    of the bodies, empty for the kept or inferred schema. ``batch``: messages of a batch.
-    """
-
-    paths: Sequence[str]
-    lake: str
-    kind: str = "parquet"
-    ddl: str = ""
-    batch: int = 1_000_000
-
-
-def ingest(spark: SparkSession, wanted: Ingest) -> Outcome:
-    """Bring all tables of a lake to the present.
+def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
+    """Bring all tables of a lake, ``options.out``, to the present.
 
     Raises :class:`UsageError` for a schema that changes a column's type, for a lake of another
     format, and for a table without its checkpoint or the reverse; no table is written then.
     Raises :class:`journal.errors.LockedError` while another run has the lake, and as
     :func:`pyspark_qindex.jobs.fleet.find_fleet`.
     """
-    fleet = find_fleet(wanted.paths)
+    fleet = find_fleet(options.paths)
     urls = {
-        "messages": [one.store.url for one in fleet if not one.is_rocket],
-        "records": [one.store.url for one in fleet if one.is_rocket],
+        "messages": [one.url for one in fleet if not one.is_rocket],
+        "records": [one.url for one in fleet if one.is_rocket],
     }
-    with _locked(wanted.lake):
-        state = _State.of(wanted)
-        tables = [name for name in _KINDS if urls[name]]
-        if wanted.kind != "iceberg":
+    tables = [name for name in _KINDS if urls[name]]
+    with _locked(options.out):
+        state = _State.of(options)
+        if options.format != "iceberg":
             for name in tables:
                 for table in (name, name + _BAD):
-                    _check_checkpoint(wanted, table)
-        notes = state.name_stores([one.store.url for one in fleet])
+                    _check_checkpoint(options, table)
+        notes = state.name_stores([one.url for one in fleet])
         for name in tables:
-            notes += state.choose_schema(spark, name, urls[name], wanted.ddl)
+            notes += state.choose_schema(spark, name, urls[name], options.schema)
         state.save()
-        runs = [_Run(spark, wanted, state, name, urls[name]) for name in tables]
-        counts = (_merge_all if wanted.kind == "iceberg" else _stream_all)(runs)
-    good = sum(counts[name]["rows"] for name in tables)
-    bad = sum(counts[name + _BAD]["rows"] for name in tables)
+        runs = [_Run(spark, options, state, name, urls[name]) for name in tables]
+        counts = (_merge_all if options.format == "iceberg" else _stream_all)(runs)
     for name in tables:
         if counts[name]["unknown"]:
             notes.append(
                 f"{name}: {counts[name]['unknown']} messages have fields that the schema lacks, "
                 f"such as {counts[name]['example']!r}: add them with --schema"
             )
+    good = sum(counts[name]["rows"] for name in tables)
+    bad = sum(counts[name + _BAD]["rows"] for name in tables)
     figures = {"stores": len(fleet), "messages": good, "bad": bad}
     return Outcome(figures, {}, found=bad > 0, notes=notes)
 
@@ -216,24 +210,24 @@ class _State:
     stores: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, wanted: Ingest) -> _State:
+    def of(cls, options: JobOptions) -> _State:
         """Return what the lake has, or that of a new lake."""
-        path = os.path.join(wanted.lake, _STATE)
+        lake, path = options.out, os.path.join(options.out, _STATE)
         with storage_errors(path, "can't be read"):
             data = read_optional(REAL, path)
-            others = [name for name in os.listdir(wanted.lake) if not name.startswith(_OURS)]
+            others = [name for name in os.listdir(lake) if not name.startswith(_OURS)]
         if data is None:
             if others:
-                raise UsageError(f"{wanted.lake}: is not empty, and no lake: it has no {_STATE}")
-            return cls(path, wanted.kind)
+                raise UsageError(f"{lake}: is not empty, and no lake: it has no {_STATE}")
+            return cls(path, options.format)
         try:
             kept = json.loads(data)
             check(kept, _KEPT)
         except (ValueError, RecursionError) as error:
             raise DamageError(path, 0, f"what a lake keeps: {error}") from error
-        if kept["format"] != wanted.kind:
-            raise UsageError(f"{wanted.lake}: its tables are {kept['format']}, not {wanted.kind}")
-        return cls(path, wanted.kind, kept["schemas"], dict(kept["stores"]))
+        if kept["format"] != options.format:
+            raise UsageError(f"{lake}: its tables are {kept['format']}, not {options.format}")
+        return cls(path, options.format, kept["schemas"], dict(kept["stores"]))
 
     def save(self) -> None:
         """Write it in place of the old one."""
@@ -263,7 +257,7 @@ class _State:
         """
         kept = _struct(self.schemas[table]) if table in self.schemas else None
         if ddl:
-            given = _given(ddl)
+            given = _struct(ddl)
         elif kept is None:
             given = _inferred(spark, table, urls)
         else:
@@ -274,17 +268,13 @@ class _State:
 
 
 def _struct(ddl: str) -> StructType:
-    found = StructType.fromDDL(ddl)
-    if not isinstance(found, StructType):
-        raise UsageError(f"{ddl!r} is one type: columns with names and types are needed")
-    return found
-
-
-def _given(ddl: str) -> StructType:
     try:
-        return _struct(ddl)
+        found = StructType.fromDDL(ddl)
     except PySparkException as error:
         raise UsageError(f"--schema {ddl!r}: {one_line(str(error))}") from error
+    if not isinstance(found, StructType):
+        raise UsageError(f"--schema {ddl!r}: is one type: columns with names and types are needed")
+    return found
 
 
 def _inferred(spark: SparkSession, table: str, urls: list[str]) -> StructType:
@@ -350,11 +340,10 @@ def _widened(kept: DataType | None, given: DataType, place: str) -> DataType:
     return given
 
 
-def _check_checkpoint(wanted: Ingest, table: str) -> None:
+def _check_checkpoint(options: JobOptions, table: str) -> None:
     """Raise :class:`UsageError` for a table that has rows and no checkpoint, and the reverse."""
-    place = os.path.join(wanted.lake, table)
-    checkpoint = _checkpoint(wanted, table)
-    mark = os.path.join(place, _MARKS[wanted.kind])
+    place, checkpoint = os.path.join(options.out, table), _checkpoint(options, table)
+    mark = os.path.join(place, _MARKS[options.format])
     # Spark makes directories before it notes the first batch, and files after it.
     if _has_files(place) and not _has_files(os.path.join(checkpoint, "offsets")):
         raise UsageError(
@@ -368,8 +357,8 @@ def _check_checkpoint(wanted: Ingest, table: str) -> None:
         )
 
 
-def _checkpoint(wanted: Ingest, table: str) -> str:
-    return os.path.join(wanted.lake, "checkpoints", table)
+def _checkpoint(options: JobOptions, table: str) -> str:
+    return os.path.join(options.out, "checkpoints", table)
 
 
 def _has_files(directory: str) -> bool:
@@ -384,7 +373,6 @@ class _Table:
     ``key`` tells rows apart. ``seen``: figures of the rows of a batch.
     """
 
-    wanted: Ingest
     name: str
     key: tuple[str, ...]
     rows: DataFrame
@@ -396,7 +384,7 @@ class _Run:
     """The tables of one kind of store."""
 
     spark: SparkSession
-    wanted: Ingest
+    options: JobOptions
     state: _State
     name: str
     urls: list[str]
@@ -434,12 +422,12 @@ class _Run:
         figures: tuple[Column, ...],
         columns: tuple[Column, ...],
     ) -> _Table:
-        seen = Observation(name) if self.wanted.kind == "iceberg" else None
+        seen = Observation(name) if self.options.format == "iceberg" else None
         # Spark pushes no filter below what observes, so that each row is parsed once.
         rows = rows.observe(seen or name, *figures).where(chosen)
         day = f.to_date("time").alias("day")
         laid_out = rows.select(day, "store", *_KINDS[self.name].kept, "time", *columns)
-        return _Table(self.wanted, name, key, laid_out, seen)
+        return _Table(name, key, laid_out, seen)
 
     def _schema(self) -> StructType:
         return _struct(self.state.schemas[self.name])
@@ -484,14 +472,14 @@ class _Run:
         """Return the rows of all stores, under their short names."""
         kind = _KINDS[self.name]
         columns = ("store", *kind.kept, *kind.read, "body", "error")
-        if self.wanted.kind == "iceberg":
+        if self.options.format == "iceberg":
             rows = read(self.spark, self.urls, columns, source=kind.source)
         else:
             options = {
                 # A stream's load() takes no list.
                 "paths": json.dumps(self.urls),
                 "columns": ",".join(columns),
-                "maxMessagesPerBatch": str(self.wanted.batch),
+                "maxMessagesPerBatch": str(self.options.batch),
                 "endingPosition": until,
             }
             rows = self.spark.readStream.format(kind.source).options(**options).load()
@@ -505,16 +493,18 @@ def _stream_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
     """Write the tables of what fits, then the others. Where everything fits, the stream of the
     others only moves on: to parse each message twice would double the cost of a run."""
 
+    options = runs[0].options
+
     def place(table: str) -> str:
-        return _place(_checkpoint(runs[0].wanted, table))
+        return _place(_checkpoint(options, table))
 
     together = {run.name for run in runs if place(run.name) == place(run.name + _BAD)}
-    counts = _stream([run.good() for run in runs])
+    counts = _stream(options, [run.good() for run in runs])
     others = []
     for run in runs:
         clean = run.name in together and counts[run.name]["bad"] == 0
         others.append(run.bad(place(run.name) if clean else ""))
-    return counts | _stream(others)
+    return counts | _stream(options, others)
 
 
 def _place(checkpoint: str) -> str:
@@ -526,19 +516,19 @@ def _place(checkpoint: str) -> str:
     return read_file(REAL, os.path.join(checkpoint, "offsets", str(last))).decode().splitlines()[-1]
 
 
-def _stream(tables: Iterable[_Table]) -> dict[str, dict[str, Any]]:
+def _stream(options: JobOptions, tables: Sequence[_Table]) -> dict[str, dict[str, Any]]:
     """Run a stream for each table, all at once, until nothing is left; count what they wrote."""
     queries = []
     try:
         for table in tables:
             queries.append(
-                table.rows.writeStream.format(table.wanted.kind)
+                table.rows.writeStream.format(options.format)
                 .queryName(table.name)
                 .partitionBy("day", "store")
-                .option("checkpointLocation", _checkpoint(table.wanted, table.name))
+                .option("checkpointLocation", _checkpoint(options, table.name))
                 .option("mergeSchema", "true")
                 .trigger(availableNow=True)
-                .start(os.path.join(table.wanted.lake, table.name))
+                .start(os.path.join(options.out, table.name))
             )
         for query in queries:
             query.awaitTermination()

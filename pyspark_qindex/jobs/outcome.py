@@ -1,4 +1,4 @@
-"""The outcome of a job: a summary, tables, and plots of them."""
+"""What a job is asked for, and its outcome: a summary, tables, and plots of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options of a command.
+
+    ``install``: for build-index, put the built files into the stores. ``mode``: of the sources.
+    ``top``: for stats, how many keys. For ingest, ``format``: of the tables; ``schema``: of the
+    bodies, empty for the kept or inferred one; ``batch``: messages of a batch. ``html``: the page
+    of a report.
+    """
+
+    paths: list[str]
+    out: str
+    install: bool = True
+    mode: str = "permissive"
+    top: int = 20
+    format: str = "parquet"
+    schema: str = ""
+    batch: int = 1_000_000
+    html: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import tempfile
 
 from pyspark_qindex import session
 from pyspark_qindex.jobs import audit
-from pyspark_qindex.jobs.commands import JobOptions, run_build_index
+from pyspark_qindex.jobs.commands import run_build_index
+from pyspark_qindex.jobs.outcome import JobOptions
 
 
 def main(url: str, fleet: str, rocket: str) -> None:

@@ -29,8 +29,9 @@ from pyspark_qindex import session
 from pyspark_qindex.errors import explain
 from pyspark_qindex.jobs import audit
 from pyspark_qindex.jobs.build_index import build_index
-from pyspark_qindex.jobs.ingest import Ingest, ingest
+from pyspark_qindex.jobs.ingest import ingest
 from pyspark_qindex.jobs.migrate import migrate
+from pyspark_qindex.jobs.outcome import JobOptions
 from pyspark_qindex.jobs.progress import tasks_under_way
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores
@@ -153,7 +154,7 @@ def main(master: str = "local[2]", *settings: str) -> None:
             jobs(spark, *arguments)
         elif command == "ingest":
             stores, lake, kind, batch = arguments
-            ingest(spark, Ingest([stores], lake, kind, batch=int(batch)))
+            ingest(spark, JobOptions([stores], lake, format=kind, batch=int(batch)))
             print("done", flush=True)
         else:
             stream(spark, command, *arguments)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import qindex
 from pyspark_qindex import session
-from pyspark_qindex.jobs.ingest import Ingest, ingest, lake_conf
+from pyspark_qindex.jobs.ingest import ingest, lake_conf
+from pyspark_qindex.jobs.outcome import JobOptions
 from qindex.view.reader import StoreReader
 from tests.spark.cluster import ROOT, Driver
 from tests.waiting import WAIT
@@ -163,7 +164,7 @@ def try_ingest(kind: str, root: Path, kills: int = 3) -> None:
     for name, rows in expected.items():
         assert rows_of(table(name)) == rows, name
     publish(root / "fleet" / "a", b'{"n": -1, "more": {"x": 1}}')
-    wanted = Ingest([str(root / "fleet")], str(lake), kind, "more struct<x: int>")
+    wanted = JobOptions([str(root / "fleet")], str(lake), format=kind, schema="more struct<x: int>")
     outcome = ingest(spark, wanted)
     assert outcome.summary == {"stores": 3, "messages": 1, "bad": 0}, outcome
     assert table("messages").where("data.more.x = 1").count() == 1

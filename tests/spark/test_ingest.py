@@ -19,7 +19,8 @@ from journal.errors import DamageError, LockedError, UsageError
 from journal.fs.files import REAL
 from journal.locks.directory_lock import DirectoryLock
 from pyspark_qindex.jobs import ingest as ingesting
-from pyspark_qindex.jobs.ingest import Ingest, add_columns, ingest
+from pyspark_qindex.jobs.ingest import add_columns, ingest
+from pyspark_qindex.jobs.outcome import JobOptions
 from tests.cli.support import run
 from tests.spark.lakes import publish
 
@@ -68,7 +69,7 @@ def test_what_fits_and_what_does_not(spark: SparkSession, tmp_path: Path) -> Non
     fleet, lake = tmp_path / "fleet", tmp_path / "lake"
     publish(fleet / "a" / "orders", *GOOD, *BAD)
     publish(fleet / "b" / "orders", b'{"a": 7, "new": 1}')
-    outcome = ingest(spark, Ingest([str(fleet)], str(lake), ddl=DDL))
+    outcome = ingest(spark, JobOptions([str(fleet)], str(lake), schema=DDL))
     assert outcome.summary == {"stores": 2, "messages": len(GOOD) + 1, "bad": len(BAD)}
     assert outcome.found
     assert outcome.notes == [
@@ -93,7 +94,7 @@ def test_what_fits_and_what_does_not(spark: SparkSession, tmp_path: Path) -> Non
     shutil.rmtree(fleet / "a")
     publish(fleet / "c" / "deep" / "orders", b'{"a": 8}')
     publish(fleet / "b" / "orders", b'{"a": 9}', queue="other")
-    outcome = ingest(spark, Ingest([str(fleet)], str(lake)))
+    outcome = ingest(spark, JobOptions([str(fleet)], str(lake)))
     assert outcome.summary == {"stores": 2, "messages": 2, "bad": 0}
     assert outcome.notes == [f"no longer there: {fleet / 'a' / 'orders'}"]
     new = table(spark, lake)[-2:]
@@ -102,7 +103,7 @@ def test_what_fits_and_what_does_not(spark: SparkSession, tmp_path: Path) -> Non
 
     # All of that fitted. What does not is found although the other table's stream was only moved.
     publish(fleet / "b" / "orders", b"neither")
-    assert ingest(spark, Ingest([str(fleet)], str(lake))).summary["bad"] == 1
+    assert ingest(spark, JobOptions([str(fleet)], str(lake))).summary["bad"] == 1
     assert len(table(spark, lake, "messages_bad")) == len(BAD) + 1
 
 
@@ -112,7 +113,7 @@ def test_a_run_that_ended_between_two_tables(
     """What did not fit is found by the next run, all of whose new messages fit."""
     store, wanted = (
         tmp_path / "s",
-        Ingest([str(tmp_path / "s")], str(tmp_path / "lake"), ddl="a int"),
+        JobOptions([str(tmp_path / "s")], str(tmp_path / "lake"), schema="a int"),
     )
     publish(store, b'{"a": 1}')
     ingest(spark, wanted)
@@ -132,7 +133,7 @@ def test_damage_has_its_reason(spark: SparkSession, tmp_path: Path) -> None:
     data = journal.read_bytes()
     journal.write_bytes(data.replace(b'{"a": 1}', b'{"b": 7}'))
     lake = tmp_path / "lake"
-    outcome = ingest(spark, Ingest([str(tmp_path / "s")], str(lake), ddl="a int"))
+    outcome = ingest(spark, JobOptions([str(tmp_path / "s")], str(lake), schema="a int"))
     assert outcome.summary == {"stores": 1, "messages": 1, "bad": 1}
     (row,) = table(spark, lake, "messages_bad")
     assert "journal.jif" in row["reason"]
@@ -145,20 +146,20 @@ def test_records_of_rocketmq(spark: SparkSession, tmp_path: Path) -> None:
         for number in range(6):
             store.put("t", b'{"n": %d}' % number, sys_flag={4: 4, 5: 12}.get(number, 0))
     publish(tmp_path / "q", b"plain text")
-    outcome = ingest(spark, Ingest([str(tmp_path / "r")], str(lake)))
+    outcome = ingest(spark, JobOptions([str(tmp_path / "r")], str(lake)))
     assert outcome.summary == {"stores": 1, "messages": 4, "bad": 0}
     found = spark.read.parquet(str(lake / "records")).orderBy("offset").collect()
     assert [(row["topic"], row["data"]["n"], row["store"]) for row in found] == [
         ("t", number, "r") for number in range(4)
     ]
     with pytest.raises(UsageError, match=r"none of 1 messages is a JSON object .*give --schema"):
-        ingest(spark, Ingest([str(tmp_path / "q")], str(lake)))
+        ingest(spark, JobOptions([str(tmp_path / "q")], str(lake)))
 
 
 def test_schemas(spark: SparkSession, tmp_path: Path) -> None:
     store, lake = tmp_path / "s", tmp_path / "lake"
     publish(store, b'{"id": 1, "tags": [{"k": "x"}]}', b'{"id": 2, "price": 1.5}', b"[1]")
-    wanted = Ingest([str(store)], str(lake))
+    wanted = JobOptions([str(store)], str(lake))
     assert ingest(spark, wanted).summary["messages"] == 2
     kept = json.loads((lake / "lake.json").read_text())
     assert kept["schemas"] == {"messages": "id BIGINT,price DOUBLE,tags ARRAY<STRUCT<k: STRING>>"}
@@ -170,11 +171,11 @@ def test_schemas(spark: SparkSession, tmp_path: Path) -> None:
         ("ID bigint", "column id comes twice"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            ingest(spark, Ingest([str(store)], str(lake), ddl=changed))
+            ingest(spark, JobOptions([str(store)], str(lake), schema=changed))
     assert sorted(lake.rglob("*")) == before
     publish(store, b'{"id": 3, "tags": [{"k": "y", "v": 5}], "new": true}')
     ddl = "new boolean, tags array<struct<v: int>>"
-    outcome = ingest(spark, Ingest([str(store)], str(lake), ddl=ddl))
+    outcome = ingest(spark, JobOptions([str(store)], str(lake), schema=ddl))
     assert outcome.summary == {"stores": 1, "messages": 1, "bad": 0}
     first, _, last = (row["data"] for row in table(spark, lake))
     assert (first["new"], first["tags"]) == (None, [{"k": "x", "v": None}])
@@ -205,7 +206,7 @@ def test_columns_are_added_at_every_depth() -> None:
 def test_a_lake_that_is_not_whole(spark: SparkSession, tmp_path: Path) -> None:
     store, lake = tmp_path / "s", tmp_path / "lake"
     publish(store, b'{"a": 1}')
-    wanted = Ingest([str(store)], str(lake))
+    wanted = JobOptions([str(store)], str(lake))
     ingest(spark, wanted)
     ingest(spark, wanted)  # nothing new, nothing bad
     publish(store, b'{"a": 2}')
@@ -221,7 +222,7 @@ def test_a_lake_that_is_not_whole(spark: SparkSession, tmp_path: Path) -> None:
             ingest(spark, wanted)
         (tmp_path / "away").rename(lake / missing)
     with pytest.raises(UsageError, match="lake: its tables are parquet, not delta"):
-        ingest(spark, Ingest([str(store)], str(lake), "delta"))
+        ingest(spark, JobOptions([str(store)], str(lake), format="delta"))
     lock = DirectoryLock(REAL, lake / "lake.lock")
     with pytest.raises(LockedError):
         ingest(spark, wanted)

@@ -17,7 +17,8 @@ import rocketstore
 from journal.errors import DamageError, LockedError, NotAStoreError
 from journal.fs.files import REAL
 from pyspark_qindex.jobs.build_index import build_index
-from pyspark_qindex.jobs.commands import JobOptions, run_build_index
+from pyspark_qindex.jobs.commands import run_build_index
+from pyspark_qindex.jobs.outcome import JobOptions
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
 from rocketstore.repair.derived_files import STAGING

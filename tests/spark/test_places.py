@@ -20,8 +20,9 @@ from journal.errors import StorageError, UsageError
 from pyspark_qindex import filesystem
 from pyspark_qindex.filesystem import RemoteFileSystem, expand, file_system, local_path
 from pyspark_qindex.jobs.audit import audit
-from pyspark_qindex.jobs.commands import JobOptions, run_export
+from pyspark_qindex.jobs.commands import run_export
 from pyspark_qindex.jobs.migrate import migrate
+from pyspark_qindex.jobs.outcome import JobOptions
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import find_exports, import_stores
 from qindex.view.reader import StoreReader
