@@ -123,11 +123,10 @@ def place(directory: Path, name: str) -> Path:
 def plain_loop(directory: Path, options: dict[str, str]) -> int:
     """Read all in this process; gives the rows."""
     from pyspark_qindex.options import TABLES, read_options
-    from pyspark_qindex.planning import plan_queues
-    from pyspark_qindex.reading.read_parts import read_part
+    from pyspark_qindex.reading.read_parts import plan, read_part
 
     asked = read_options({"path": str(directory), **options}, TABLES)
-    tasks = plan_queues(asked)
+    tasks = plan(asked)
     return sum(
         batch.num_rows for task in tasks for part in task for batch in read_part(part, asked)
     )

@@ -1,9 +1,4 @@
-"""The position of a stream: for each source (a queue, a CommitLog) the place it has read up to.
-
-A batch goes from one set of places to another. :func:`next_places` chooses the end of the next
-one: all there is, or so many messages at most, shared out so that a small queue is not kept
-waiting by a large one.
-"""
+"""The position of a stream: for each source (a queue, a CommitLog) the place it has read up to."""
 
 from __future__ import annotations
 
@@ -64,14 +59,6 @@ def check_start(given: Places, stores: Collection[str], known: Collection[tuple[
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def next_places(start: Places, heads: Places, most: int | None) -> Places:
-    """Return where a batch from ``start`` ends. ``heads``: where each source ends now. Places that
-    have no source any more are kept: it may come back."""
-    waiting = {at: max(head - start.get(at, 0), 0) for at, head in heads.items()}
-    given = waiting if most is None else share(waiting, most)
-    return start | {at: start.get(at, 0) + count for at, count in given.items()}
 
 
 def share(waiting: Mapping[tuple[str, str], int], most: int) -> Places:

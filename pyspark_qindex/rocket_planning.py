@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from journal.errors import StoreError
 from journal.fs.files import FileSystem, is_there
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore, group
-from pyspark_qindex.stores import Store, find_stores, is_rocket_store
+from pyspark_qindex.planning import FailedStore, parts_of_stores
+from pyspark_qindex.stores import ROCKET, Store
 from rocketstore.format.commitlog_format import file_name
 from rocketstore.layout import Layout, Paths, look
 from rocketstore.log.commitlog import CommitLog
@@ -62,36 +62,24 @@ class IndexPart:
     weight: int
 
 
-RocketPart = LogPart | UnitsPart | IndexPart | FailedStore
+def plan_rocket(options: ReadOptions) -> list[Any]:
+    """Return the parts of RocketMQ stores."""
+    return parts_of_stores(options, ROCKET, _store_parts)
 
 
-def plan_rocket(options: ReadOptions) -> list[list[RocketPart]]:
-    """Plan a read: the parts of each task.
-
-    Raises as :func:`pyspark_qindex.stores.find_stores`; stores found in a tree that can't be read
-    are parts themselves where the read is permissive.
-    """
-    found: list[RocketPart] = []
-    for store in find_stores(options.paths, options.storage, is_rocket_store):
-        fs = store.file_system()
-        try:
-            layout = look_at(fs, store)
-        except StoreError as error:
-            if store.named or not options.permissive:
-                raise
-            found.append(FailedStore(store, str(error)))
-            continue
-        found += _parts(fs, store, layout, options)
-        left = {_log_path(store, start) for start in layout.short}  # their reads tell of them
-        found += [
-            FailedStore(store, f"{one.path}: {one.what}")
-            for one in layout.strangers
-            if os.path.basename(one.path).isdigit()  # another name is another program's
-            and not (options.include == "records" and one.path in left)
-        ]
-        if options.include == "records":
-            found += [lost_file(store, start) for start in layout.lost()]
-    return group(found, options.partitions)
+def _store_parts(store: Store, fs: FileSystem, options: ReadOptions) -> Iterator[Any]:
+    layout = look_at(fs, store)
+    yield from _file_parts(store, fs, layout, options)
+    left = {_log_path(store, start) for start in layout.short}  # their reads tell of them
+    for one in layout.strangers:
+        # Another name is another program's.
+        if os.path.basename(one.path).isdigit() and not (
+            options.include == "records" and one.path in left
+        ):
+            yield FailedStore(store, f"{one.path}: {one.what}")
+    if options.include == "records":
+        for start in layout.lost():
+            yield lost_file(store, start)
 
 
 def lost_file(store: Store, start: int) -> FailedStore:
@@ -122,14 +110,14 @@ def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
         log.files.close()
 
 
-def is_in_use(fs: FileSystem, paths: Paths) -> bool:
+def is_in_use(store: Store) -> bool:
     """Return whether a store is open for writing, or was left so by a crash."""
-    return is_there(fs, paths.abort)
+    return is_there(store.file_system(), Paths(store.path).abort)
 
 
-def _parts(
-    fs: FileSystem, store: Store, layout: Layout, options: ReadOptions
-) -> Iterator[RocketPart]:
+def _file_parts(
+    store: Store, fs: FileSystem, layout: Layout, options: ReadOptions
+) -> Iterator[LogPart | UnitsPart | IndexPart]:
     paths = Paths(store.path)
     if options.include == "records":
         size = layout.commitlog_file_size

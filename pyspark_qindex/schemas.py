@@ -21,137 +21,89 @@ from pyspark.sql.types import StructType
 from journal.errors import UsageError
 from qindex.view.arrow import NOT_NULL, Table, choose_columns
 
+
+def table(ddl: str) -> Table:
+    """Return the table of columns that are written as Spark writes them."""
+    return dict(column.split(" ", 1) for column in ddl.split(", "))
+
+
 _EVERY_ENTRY: Final = ("store", "queue", "seq_id", "msg_id", "persistent", "size")
 _FILLED: Final = {
     "messages": frozenset((*_EVERY_ENTRY, "redelivered")),
     "entries": frozenset((*_EVERY_ENTRY, "state", "stored", "record_size", "file", "offset")),
 }
 
-ENTRIES: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "seq_id": "bigint",
-    "msg_id": "binary",
-    "state": "string",
-    "persistent": "boolean",
-    "expiry": "bigint",
-    "size": "bigint",
-    "stored": "boolean",
-    "record_size": "bigint",
-    "file": "string",
-    "offset": "bigint",
-    "priority": "int",
-    "error": "string",
-}
+ENTRIES: Final = table(
+    "store string, queue string, seq_id bigint, msg_id binary, state string, persistent boolean, "
+    "expiry bigint, size bigint, stored boolean, record_size bigint, file string, offset bigint, "
+    "priority int, error string"
+)
 """Index entries. ``state``: published, delivered or acked. ``stored``: the message is in the
 message store; else ``record_size`` bytes of it are embedded. ``file``, ``offset``: of the publish
 record."""
 
-FILES: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "file": "string",
-    "kind": "string",
-    "size": "bigint",
-    "live": "bigint",
-    "garbage": "bigint",
-    "records": "bigint",
-    "live_records": "bigint",
-    "error": "string",
-}
+FILES: Final = table(
+    "store string, queue string, file string, kind string, size bigint, live bigint, "
+    "garbage bigint, records bigint, live_records bigint, error string"
+)
 """Files. ``kind``: journal, segment or messages. ``live``: bytes of unacknowledged entries (in a
 message store's file: of the messages that index entries name), ``garbage``: the rest."""
 
-STORED: Final[Table] = {
-    "store": "string",
-    "file": "string",
-    "offset": "bigint",
-    "record_size": "bigint",
-    "msg_id": "binary",
-    "error": "string",
-}
+STORED: Final = table(
+    "store string, file string, offset bigint, record_size bigint, msg_id binary, error string"
+)
 """Records of the message store's files. ``record_size``: bytes with the frame."""
 
-RECORDS: Final[Table] = {
-    "store": "string",
-    "offset": "bigint",
-    "record_size": "bigint",
-    "topic": "string",
-    "queue_id": "int",
-    "queue_offset": "bigint",
-    "tags": "string",
-    "keys": "string",
-    "unique_key": "string",
-    "flag": "int",
-    "sys_flag": "int",
-    "born_timestamp": "bigint",
-    "born_host": "string",
-    "store_timestamp": "bigint",
-    "store_host": "string",
-    "reconsume_times": "int",
-    "prepared_transaction_offset": "bigint",
-    "body_crc": "bigint",
-    "properties": "string",
-    "properties_raw": "binary",
-    "body": "binary",
-    "error": "string",
-}
+RECORDS: Final = table(
+    "store string, offset bigint, record_size bigint, topic string, queue_id int, "
+    "queue_offset bigint, tags string, keys string, unique_key string, flag int, sys_flag int, "
+    "born_timestamp bigint, born_host string, store_timestamp bigint, store_host string, "
+    "reconsume_times int, prepared_transaction_offset bigint, body_crc bigint, properties string, "
+    "properties_raw binary, body binary, error string"
+)
 """CommitLog records. ``offset``: physical. ``properties_raw``: as stored."""
 
-UNITS: Final[Table] = {
-    "store": "string",
-    "topic": "string",
-    "queue_id": "int",
-    "queue_offset": "bigint",
-    "offset": "bigint",
-    "record_size": "int",
-    "tags_code": "bigint",
-    "file": "string",
-    "error": "string",
-}
+UNITS: Final = table(
+    "store string, topic string, queue_id int, queue_offset bigint, offset bigint, "
+    "record_size int, tags_code bigint, file string, error string"
+)
 """ConsumeQueue units. ``offset``: physical, in the CommitLog."""
 
-INDEX: Final[Table] = {
-    "store": "string",
-    "file": "string",
-    "number": "bigint",
-    "key_hash": "int",
-    "offset": "bigint",
-    "seconds": "int",
-    "previous": "int",
-    "error": "string",
-}
+INDEX: Final = table(
+    "store string, file string, number bigint, key_hash int, offset bigint, seconds int, "
+    "previous int, error string"
+)
 """IndexFile entries. ``seconds``: since the file's first entry; ``previous``: entry of the same
 slot before this one."""
 
 
-def columns_of(schema: StructType, table: Table) -> Table:
+def columns_of(schema: StructType, whole: Table) -> Table:
     """Return the part of a table that a schema asks for: names, types, and which are not null.
 
     Raises :class:`UsageError` for a column that the table has not, or twice, of another type, or
     not null where it can be.
     """
-    choose_columns(table, schema.names)
+    choose_columns(whole, schema.names)
     asked = table_of(schema)
     for name, kind in asked.items():
-        bare, bare_asked = table[name].removesuffix(NOT_NULL), kind.removesuffix(NOT_NULL)
+        bare, bare_asked = whole[name].removesuffix(NOT_NULL), kind.removesuffix(NOT_NULL)
         if bare_asked != bare:
             raise UsageError(f"column {name!r} is {bare}, not {bare_asked}")
-        if kind != bare and table[name] == bare:
+        if kind != bare and whole[name] == bare:
             raise UsageError(f"column {name!r} can be null")
     return asked
 
 
-def without_damage(include: str, table: Table) -> Table:
+def without_damage(include: str, whole: Table) -> Table:
     """Return the columns of a table, of which ``include`` is the name, as they are where no row
     tells of damage."""
     filled = _FILLED.get(include, frozenset())
-    return {name: kind + NOT_NULL * (name in filled) for name, kind in table.items()}
+    return {name: kind + NOT_NULL * (name in filled) for name, kind in whole.items()}
 
 
-def spark_schema(table: Table) -> str:
+def spark_schema(columns: Table) -> str:
     """Return the Spark schema of a table, as Spark reads it."""
-    return ", ".join(f"`{name}` {kind}" for name, kind in table.items())
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
 def table_of(schema: StructType) -> Table:

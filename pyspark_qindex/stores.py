@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,12 +20,11 @@ from pyspark_qindex.filesystem import Place, expand, file_system
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY
 
+QUEUES: Final = "qindex"
+ROCKET: Final = "rocketstore"
 _VHOST_FILE: Final = ".vhost"
-_COMMITLOG: Final = "commitlog"
 _DEEPEST: Final = 16
 """Directory levels below a root that are looked through."""
-
-Recognise = Callable[[set[str]], bool]
 
 
 class StoreNotHereError(StoreError):
@@ -36,12 +35,19 @@ class StoreNotHereError(StoreError):
 @dataclass(frozen=True, slots=True)
 class Store:
     """A store directory. ``path``: as its file system knows it; ``url``: as a user does.
-    ``named``: it was given by its own path, not found in a tree."""
+    ``source``: the data source that reads it, :data:`QUEUES` or :data:`ROCKET`. ``named``: it was
+    given by its own path, not found in a tree."""
 
     place: Place
     path: str
     url: str
-    named: bool
+    source: str = QUEUES
+    named: bool = True
+
+    @property
+    def is_rocket(self) -> bool:
+        """Whether it is a RocketMQ store."""
+        return self.source == ROCKET
 
     def file_system(self) -> FileSystem:
         """Return the file system of the store, which a host may see and another one may not.
@@ -52,7 +58,7 @@ class Store:
         """
         fs = file_system(self.place)
         names = self._names(fs, self.path)
-        if names is None or not (is_queue_store(names) or is_rocket_store(names)):
+        if names is None or not _sources_of(names):
             raise self.not_here(self.path)
         return beneath(fs, self.path)
 
@@ -96,7 +102,7 @@ class Store:
 
 def local_store(path: str) -> Store:
     """Return the store in a local directory."""
-    return Store(("", {}), path, path, True)
+    return Store(("", {}), path, path)
 
 
 def need_store(url: str, found: Container[str]) -> None:
@@ -105,20 +111,16 @@ def need_store(url: str, found: Container[str]) -> None:
         raise local_store(url).not_here(url)
 
 
-def is_queue_store(names: set[str]) -> bool:
-    """Tell from the names in a directory whether it is a store of ours or a virtual host's."""
-    if layout.MARKER in names or _VHOST_FILE in names:
-        return True
-    return layout.QUEUES in names and bool(names & {PERSISTENT_DIRECTORY, layout.CONFIG})
+def _sources_of(names: set[str]) -> list[str]:
+    """Tell from the names in a directory which sources read it as a store."""
+    ours = layout.MARKER in names or _VHOST_FILE in names
+    ours |= layout.QUEUES in names and bool(names & {PERSISTENT_DIRECTORY, layout.CONFIG})
+    return [QUEUES] * ours + [ROCKET] * ("commitlog" in names)
 
 
-def is_rocket_store(names: set[str]) -> bool:
-    """The same of a RocketMQ store."""
-    return _COMMITLOG in names
-
-
-def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recognise) -> list[Store]:
+def find_stores(paths: Sequence[str], storage: dict[str, str], source: str = "") -> list[Store]:
     """Return the stores at or below ``paths``, each once, sorted by path within each of them.
+    ``source``: those that it reads; empty: all.
 
     Raises :class:`UsageError` for a glob without matches and a name that is not UTF-8,
     :class:`NotAStoreError` for a path that is not there, is a file, or has no store at or below
@@ -129,15 +131,12 @@ def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recogni
         place, roots, prefix = expand(path, storage)
         fs = file_system(place)
         below = 0
-        for root in roots:
-            root = os.path.abspath(root)
-            for one in _look(fs, root, wanted):
+        for root in map(os.path.abspath, roots):
+            for one, kind in _look(fs, root, source):
                 _need_text(prefix + one)
                 below += 1
-                found.setdefault(
-                    (place[0], one),
-                    Store(place, one, prefix + one, one == root and len(roots) == 1),
-                )
+                named = one == root and len(roots) == 1
+                found.setdefault((place[0], one), Store(place, one, prefix + one, kind, named))
         if not below:
             raise NotAStoreError(f"{path}: {_why_none(fs, roots)}")
     return list(found.values())
@@ -151,7 +150,8 @@ def _need_text(url: str) -> None:
         raise UsageError(f"{shown}: its name is not UTF-8, and Spark takes no other") from error
 
 
-def _look(fs: FileSystem, root: str, wanted: Recognise) -> Iterator[str]:
+def _look(fs: FileSystem, root: str, source: str) -> Iterator[tuple[str, str]]:
+    """Yield the stores at or below a directory, and the source that reads each."""
     waiting = [(root, 0)]
     seen: set[tuple[int, int]] = set()  # links can lead round in a circle
     while waiting:
@@ -162,8 +162,9 @@ def _look(fs: FileSystem, root: str, wanted: Recognise) -> Iterator[str]:
             continue
         except OSError as error:
             raise StorageError(path, "can't be listed", error) from error
-        if wanted(set(names)):
-            yield path
+        sources = [one for one in _sources_of(set(names)) if source in ("", one)]
+        if sources:
+            yield path, sources[0]
         elif depth < _DEEPEST and _is_new(fs, path, seen):
             inner = [os.path.join(path, name) for name in names]
             waiting += [(one, depth + 1) for one in reversed(inner) if _is_directory(fs, one)]

@@ -1,16 +1,19 @@
-"""The streaming source ``qindex``: the messages of queues as they are published.
+"""The streaming sources: messages of queues, and records of CommitLogs, as they come.
 
-An offset is the seq_id of the next message for each queue: ``{store: {queue: seq_id}}``. The
-source only looks: it acknowledges nothing, and the engine that owns the store goes on. A message
-is given if it is not acknowledged when its batch is planned; a batch that is planned again after
-a restart has the same bounds, and all of its messages that are still there.
+An offset is the seq_id of the next message for each queue, ``{store: {queue: seq_id}}``, or the
+physical offset after a log's last record, ``{store: offset}``. The source only looks: it
+acknowledges nothing, and the engine that owns the store goes on. A message is given if it is not
+acknowledged when its batch is planned; a batch that is planned again after a restart has the same
+bounds, and all of its messages that are still there. Records that a store's retention has deleted
+before they were read are not returned.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -20,17 +23,138 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from journal.errors import StoreError
-from pyspark_qindex.offsets import Places, check_start, flatten, next_places, unflatten
+from journal.fs.files import FileSystem
+from pyspark_qindex.offsets import Places, check_start, flatten, share, unflatten
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, queue_parts, split
-from pyspark_qindex.reading.read_parts import Parts, PartsReader, read_part
-from pyspark_qindex.stores import find_stores, is_queue_store, need_store
+from pyspark_qindex.planning import FailedStore, group, parts_of_stores
+from pyspark_qindex.queue_planning import SHIPPED_BYTES, QueuePart, narrowed, queue_parts, split
+from pyspark_qindex.reading.read_parts import Parts, PartsReader
+from pyspark_qindex.rocket_planning import LogPart, end_of_log, look_at, lost_file, open_log
+from pyspark_qindex.stores import QUEUES, ROCKET, Store, need_store
 from qindex.view.arrow import plain_text
+from rocketstore.layout import Layout
+from rocketstore.log.walk import LogWalk, SkipDamage
 
-_TASK_BYTES = 16 << 20
-_LIKE_OURS = re.compile(r" \((priority \d+|plain)\)$")
+_TASK_BYTES: Final = 16 << 20
+_LIKE_OURS: Final = re.compile(r" \((priority \d+|plain)\)$")
 """The end of a queue's own name that looks as if it had been added here."""
+
+_Heads = dict[str, tuple[object, int]]
+"""The ends of a store's queues as they were last found, with what they were found by."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A queue as it is now."""
+
+    part: QueuePart
+    heads: _Heads
+
+    @property
+    def name(self) -> str:
+        """The name of the queue in offsets, which no other queue of the store has."""
+        name = plain_text(self.part.queue) or ""
+        if self.part.priority is not None:
+            return f"{name} (priority {self.part.priority})"
+        return f"{name} (plain)" if _LIKE_OURS.search(name) else name
+
+    @property
+    def first(self) -> int:
+        """The lowest seq_id that it can have on disk."""
+        return self.part.numbers[0] * self.part.entry_count if self.part.numbers else 0
+
+    def end(self, _known: int) -> int:
+        """Return the seq_id after the last message; it never goes back."""
+        part, pinned = self.part, self.part.pinned
+        last = part.numbers[-1] if part.numbers else None
+        token = (last, part.head, pinned.segments.get(last or 0) if pinned is not None else None)
+        before = self.heads.get(self.name, (None, 0))
+        if before[0] == token:
+            return before[1]
+        head = part.head
+        if last is not None and head == (last + 1) * part.entry_count:
+            # The journal has no publish: the last segment tells.
+            view = part.view()
+            entries = [] if view is None else view.entries(last)
+            head = max((int(one.seqs.max()) + 1 for one in entries if len(one.seqs)), default=0)
+        head = max(head, before[1])
+        self.heads[self.name] = (token, head)
+        return head
+
+    def waiting(self, low: int, stop: int) -> int:
+        """Return how many messages there are at most."""
+        return stop - low
+
+    def after(self, low: int, most: int, stop: int) -> int:
+        """Return the place after ``most`` messages from ``low`` on, and at most ``stop``."""
+        return min(low + most, stop)
+
+    def parts(self, low: int, high: int) -> list[Any]:
+        """Return what to read for the messages from ``low`` up to ``high``."""
+        first, last = low // self.part.entry_count, (high - 1) // self.part.entry_count
+        numbers = tuple(one for one in self.part.numbers if first <= one <= last)
+        if not numbers:
+            return []
+        return split(replace(narrowed(self.part, numbers), low=low, high=high), _TASK_BYTES)
+
+
+@dataclass(slots=True)
+class _Log:
+    """The files of a CommitLog as they are now; with the methods of :class:`_Queue`."""
+
+    store: Store
+    layout: Layout
+    name: str = ""
+
+    @property
+    def first(self) -> int:
+        """The lowest offset there is."""
+        return min(self.layout.readable, default=0)
+
+    def end(self, known: int) -> int:
+        """Return the offset after the last record; it is at least ``known``."""
+        return end_of_log(self.store, self.layout, known)
+
+    def waiting(self, low: int, stop: int) -> int:
+        """Return how many records there are at most: none is smaller than a byte."""
+        return stop - low
+
+    def after(self, low: int, most: int, stop: int) -> int:
+        """Return the offset after ``most`` records from ``low`` on, and at most ``stop``."""
+        if not most:
+            return low
+        layout = self.layout
+        log = open_log(self.store, layout.commitlog_file_size, layout.readable, layout.short)
+        try:
+            count = 0
+            for base, records in LogWalk(
+                log, low, check_crc=False, strict=True, on_damage=SkipDamage(log), limit=stop
+            ):
+                ends = records.positions + records.sizes + base
+                if count + len(ends) >= most:
+                    return int(ends[most - count - 1])
+                count += len(ends)
+            return stop
+        finally:
+            log.files.close()
+
+    def parts(self, low: int, high: int) -> list[Any]:
+        """Return a part for each file that has something from ``low`` up to ``high``."""
+        found: list[Any] = []
+        size = self.layout.commitlog_file_size
+        files, lost = set(self.layout.readable), set(self.layout.lost())
+        low = max(low, self.first)
+        while low < high:
+            start = low - low % size
+            stop = min(high, start + size)
+            if start in files:
+                held = self.layout.short.get(start)
+                part = LogPart(self.store, size, start, low, stop, False, stop - low, held)
+                found.append(part)
+            elif start in lost:
+                found.append(lost_file(self.store, start))
+            low = stop
+        return found
 
 
 class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -40,21 +164,43 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         super().__init__(options)
         self._target: Places | None = None
         self._stores: set[str] = set()
+        self._seen: dict[tuple[str, str], _Queue | _Log] = {}
+        self._heads: dict[str, _Heads] = {}
 
-    def _firsts(self) -> Places:
-        """Look, and give where they begin on disk."""
-        raise NotImplementedError
+    def _look(self) -> dict[tuple[str, str], _Queue | _Log]:
+        """Look at the queues, which are pinned, or at the logs as they are now."""
+        stores: set[str] = set()
+        found: dict[tuple[str, str], _Queue | _Log] = {}
+        shipped = [SHIPPED_BYTES]
 
-    def _ends(self) -> Places:
-        """Look, and give where they end."""
-        raise NotImplementedError
+        def queues(store: Store, fs: FileSystem, options: ReadOptions) -> list[FailedStore]:
+            stores.add(store.url)
+            heads = self._heads.setdefault(store.url, {})
+            for part in queue_parts(store, fs, options, shipped):
+                if isinstance(part, QueuePart):
+                    queue = _Queue(part, heads)
+                    found[store.url, queue.name] = queue
+            return []
+
+        def log(store: Store, fs: FileSystem, _options: ReadOptions) -> list[FailedStore]:
+            stores.add(store.url)
+            found[store.url, ""] = _Log(store, look_at(fs, store))
+            return []
+
+        if self.options.include == "messages":
+            failed = parts_of_stores(self.options, QUEUES, queues)
+        else:
+            failed = parts_of_stores(self.options, ROCKET, log)
+        self._stores = stores | {one.store.url for one in failed}
+        self._seen = found
+        return found
 
     def initialOffset(self) -> dict[str, object]:
         """Where a new query begins: see the option ``startingPosition``."""
-        starting = self.options.starting
+        starting, found = self.options.starting, self._look()
         if starting == "latest":
-            return unflatten(self._ends())
-        first = self._firsts()
+            return unflatten({at: one.end(0) for at, one in found.items()})
+        first = {at: one.first for at, one in found.items()}
         if starting == "earliest":
             return unflatten(first)
         given = flatten(json.loads(starting))
@@ -69,116 +215,48 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where they end, or the option ``endingPosition``: this run goes no further."""
         ending = self.options.ending
-        self._target = flatten(json.loads(ending)) if ending else self._ends()
+        if ending:
+            self._target = flatten(json.loads(ending))
+        else:
+            self._target = {at: one.end(0) for at, one in self._look().items()}
+
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
+        """Where the next batch ends. Places of what is not there are kept: it may come back."""
+        places, ends = flatten(start), {}
+        found = self._look()
+        for at, one in found.items():
+            if self._target is None or at in self._target:
+                place = places.get(at, 0)
+                stop = one.end(max(place, one.first))
+                if self._target is not None:
+                    stop = min(stop, self._target[at])
+                # What is gone for good need not be gone through.
+                places[at] = low = max(place, min(one.first, stop))
+                if low < stop:
+                    ends[at] = stop
+        if not isinstance(limit, ReadMaxRows):
+            return unflatten(places | ends)
+        waiting = {at: found[at].waiting(places[at], stop) for at, stop in ends.items()}
+        for at, count in share(waiting, limit.max_rows).items():
+            places[at] = found[at].after(places[at], count, ends[at])
+        return unflatten(places)
+
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+        """Plan a batch: of the moment that :meth:`latestOffset` saw, else of now."""
+        before, after = flatten(start), flatten(end)
+        seen = self._seen or self._look()
+        self._seen = {}
+        parts: list[Any] = []
+        for at, high in sorted(after.items()):
+            low = before.get(at, 0)
+            if low < high and at in seen:
+                parts += seen[at].parts(low, high)
+            elif low < high:
+                need_store(at[0], self._stores)  # else the queue was deleted
+        return [Parts(list(task)) for task in group(parts, self.options.partitions)]
 
     def commit(self, end: dict[str, object]) -> None:
         """Nothing is kept for a batch, so nothing can be given back."""
 
     def stop(self) -> None:
         """Nothing is held open."""
-
-
-class QueueStream(Stream):
-    """One query's look at its queues."""
-
-    _read_part = staticmethod(read_part)
-
-    def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options)
-        self._seen: dict[tuple[str, str], QueuePart] = {}
-        self._heads: dict[tuple[str, str], tuple[object, int]] = {}
-
-    def _firsts(self) -> Places:
-        return {at: _first(part) for at, part in self._look().items()}
-
-    def _ends(self) -> Places:
-        return {at: self._head(at, part) for at, part in self._look().items()}
-
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        """Where the next batch ends."""
-        places = flatten(start)
-        heads = self._ends()
-        if self._target is not None:
-            target = self._target
-            heads = {at: min(head, target[at]) for at, head in heads.items() if at in target}
-        # What is gone for good need not be gone through.
-        places |= {
-            at: max(places.get(at, 0), min(_first(self._seen[at]), head))
-            for at, head in heads.items()
-        }
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return unflatten(next_places(places, heads, most))
-
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        """Plan a batch: of the moment that :meth:`latestOffset` saw, else of now."""
-        before, after = flatten(start), flatten(end)
-        parts = self._seen or self._look()
-        self._seen = {}
-        found = []
-        for at, high in sorted(after.items()):
-            low = before.get(at, 0)
-            if low >= high:
-                continue
-            part = parts.get(at)
-            if part is None:
-                need_store(at[0], self._stores)
-                continue  # the queue was deleted
-            count = part.entry_count
-            numbers = tuple(
-                one for one in part.numbers if low // count <= one <= (high - 1) // count
-            )
-            if numbers:
-                piece = replace(narrowed(part, numbers), low=low, high=high)
-                found += split(piece, _TASK_BYTES)
-        return [Parts(list(task)) for task in group(found, self.options.partitions)]
-
-    def _look(self) -> dict[tuple[str, str], QueuePart]:
-        """Pin the queues as they are now."""
-        options = self.options
-        found: dict[tuple[str, str], QueuePart] = {}
-        shipped = [SHIPPED_BYTES]
-        stores = find_stores(options.paths, options.storage, is_queue_store)
-        self._stores = {store.url for store in stores}
-        for store in stores:
-            try:
-                parts = queue_parts(store, store.file_system(), options, shipped)
-            except StoreError:
-                if store.named or not options.permissive:
-                    raise
-                continue
-            for part in parts:
-                if isinstance(part, QueuePart):
-                    found[(store.url, _name(part))] = part
-        self._seen = found
-        return found
-
-    def _head(self, at: tuple[str, str], part: QueuePart) -> int:
-        """Return the seq_id after the last message of a queue; it never goes back."""
-        pinned = part.pinned
-        last = part.numbers[-1] if part.numbers else None
-        token = (last, part.head, pinned.segments.get(last or 0) if pinned is not None else None)
-        before = self._heads.get(at, (None, 0))
-        if before[0] == token:
-            return before[1]
-        head = part.head
-        if last is not None and head == (last + 1) * part.entry_count:
-            # The journal has no publish: the last segment tells.
-            view = part.view()
-            entries = [] if view is None else view.entries(last)
-            head = max((int(one.seqs.max()) + 1 for one in entries if len(one.seqs)), default=0)
-        head = max(head, before[1])
-        self._heads[at] = (token, head)
-        return head
-
-
-def _first(part: QueuePart) -> int:
-    """Return the lowest seq_id that a queue can have on disk."""
-    return part.numbers[0] * part.entry_count if part.numbers else 0
-
-
-def _name(part: QueuePart) -> str:
-    """Return the name of a queue in offsets, which no other queue of the store has."""
-    name = plain_text(part.queue) or ""
-    if part.priority is not None:
-        return f"{name} (priority {part.priority})"
-    return f"{name} (plain)" if _LIKE_OURS.search(name) else name

@@ -29,11 +29,11 @@ from pyspark.sql import DataFrame, SparkSession
 from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
-from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
+from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.rocket_planning import look_at
-from pyspark_qindex.schemas import spark_schema
+from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
@@ -42,19 +42,10 @@ from qindex.view.arrow import Table
 from qindex.view.reader import StoreReader
 from rocketstore.verify import check_store
 
-FINDINGS: Final[Table] = {
-    "store": "string",
-    "store_kind": "string",
-    "queue": "string",
-    "file": "string",
-    "offset": "bigint",
-    "length": "bigint",
-    "kind": "string",
-    "cause": "string",
-    "what": "string",
-    "consequence": "string",
-    "number": "bigint",
-}
+FINDINGS: Final = table(
+    "store string, store_kind string, queue string, file string, offset bigint, length bigint, "
+    "kind string, cause string, what string, consequence string, number bigint"
+)
 """``store``: as it was given; ``file``: relative to it; ``offset``, ``length``: bytes in the file.
 ``kind``: a word of :class:`journal.findings.Kind`. ``number``: places that the row covers. More
 than one if one file has many of a kind."""
@@ -120,11 +111,11 @@ def audit(
         try:
             items.append(_plan(one))
         except StoreError as error:
-            if one.store.named and not isinstance(error, DamageError):
+            if one.named and not isinstance(error, DamageError):
                 raise
             kind = _ROCKET if one.is_rocket else "queues"
-            finding = _as_finding(one.store, error, "the store could not be audited")
-            early.append(_finding_row(_Item(one.store, kind, {}, 0), finding))
+            finding = _as_finding(one, error, "the store could not be audited")
+            early.append(_finding_row(_Item(one, kind, {}, 0), finding))
     tasks = group(items, tasks_wanted(spark))
     rows = run_tasks(spark, tasks, _audit_item, _EVIDENCE).persist(StorageLevel.MEMORY_AND_DISK)
     found = rows.where("row = 'finding'").select(*FINDINGS)
@@ -135,14 +126,14 @@ def audit(
     return AuditResult(found, counts, len(fleet), rows)
 
 
-def _plan(one: FleetStore) -> _Item:
+def _plan(store: Store) -> _Item:
     """Look at a store; nothing is read but names and sizes.
 
     Raises :class:`StoreError` for a directory that is not a store, has a newer format, or can't be
     listed.
     """
-    store, fs = one.store, one.store.file_system()
-    if one.is_rocket:
+    fs = store.file_system()
+    if store.is_rocket:
         look_at(fs, store)
         kind, queues, places = _ROCKET, {}, ["commitlog"]
     else:

@@ -21,20 +21,14 @@ from journal.fs.files import REAL
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
 from pyspark_qindex.jobs.tasks import Row, run_tasks
-from pyspark_qindex.schemas import spark_schema
+from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import StoreNotHereError, local_store
 from qindex.view.arrow import Table
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
 from rocketstore.repair.derived_files import RebuildResult, rebuild, rebuild_in_place
 
-BUILT: Final[Table] = {
-    "store": "string",
-    "file": "string",
-    "entries": "bigint",
-    "bytes": "bigint",
-    "was": "string",
-}
+BUILT: Final = table("store string, file string, entries bigint, bytes bigint, was string")
 """``file``: a queue's directory or an index file, relative to the store. ``entries``: units, or
 index entries. ``was``: identical, different or missing."""
 
@@ -106,12 +100,12 @@ def _roots(paths: Sequence[str]) -> list[str]:
     roots = []
     for one in find_fleet(paths):
         if not one.is_rocket:
-            if one.store.named:
-                raise NotAStoreError(f"{one.store.url}: is no RocketMQ store: it has no commitlog")
+            if one.named:
+                raise NotAStoreError(f"{one.url}: is no RocketMQ store: it has no commitlog")
             continue
-        if one.store.place[0]:
-            raise UsageError(f"{one.store.url}: build-index works on local paths alone")
-        roots.append(one.store.path)
+        if one.place[0]:
+            raise UsageError(f"{one.url}: build-index works on local paths alone")
+        roots.append(one.path)
     if not roots:
         raise NotAStoreError(f"{', '.join(paths)}: no RocketMQ store is there, nor below it")
     return roots

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from journal.arguments import listed
 from journal.errors import UsageError
 from pyspark_qindex.filesystem import local_path
-from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
+from pyspark_qindex.stores import Store, find_stores
 from qindex.recovery import store_directory
 from rocketstore.layout import Paths
 from rocketstore.queues.offsets import ConsumerOffsets
@@ -20,15 +19,7 @@ _STORES = "stores"
 """Directory below a job's output that holds the stores it made."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetStore:
-    """A store, and whether it is a RocketMQ one."""
-
-    store: Store
-    is_rocket: bool
-
-
-def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> list[FleetStore]:
+def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> list[Store]:
     """Return all stores at or below ``paths``, sorted within each.
 
     Raises :class:`UsageError` for no path and for a glob without matches, :class:`NotAStoreError`
@@ -37,20 +28,11 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
     paths = listed(paths, "paths")
     if not paths:
         raise UsageError("no path is given")
-
-    def is_store(names: set[str]) -> bool:
-        return is_queue_store(names) or is_rocket_store(names)
-
-    found = find_stores(tuple(paths), storage or {}, is_store)
-    fleet = [FleetStore(store, not is_queue_store(_names(store))) for store in found]
-    for one in fleet:
-        if one.store.named and not one.is_rocket:
-            store_directory.find_marker(one.store.file_system(), one.store.path)
+    fleet = find_stores(paths, storage or {})
+    for store in fleet:
+        if store.named and not store.is_rocket:
+            store_directory.find_marker(store.file_system(), store.path)
     return fleet
-
-
-def _names(store: Store) -> set[str]:
-    return set(store.file_system().listdir(store.path))
 
 
 def committed_offsets(store: Store) -> Iterator[tuple[str, str, int]]:

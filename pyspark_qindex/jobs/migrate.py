@@ -21,16 +21,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from journal.errors import StoreError, UsageError
-from pyspark_qindex.frames import read
-from pyspark_qindex.jobs.fleet import FleetStore, committed_offsets, find_fleet, new_stores
+from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
 from pyspark_qindex.jobs.refill import QueueFill, RocketFill, fill_stores
 from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
 from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of, queues_kept
-from pyspark_qindex.schemas import spark_schema
+from pyspark_qindex.local_session import read
+from pyspark_qindex.schemas import spark_schema, table
+from pyspark_qindex.stores import Store
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
-from qindex.view.arrow import Table
 from rocketstore.format.commitlog_format import COMMIT, TRANSACTION_MASK
 from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.format.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
@@ -41,30 +41,16 @@ from rocketstore.queues.offsets import int_table, load_json
 Direction = Literal["rocketmq", "qindex"]
 """What messages are moved into."""
 
-MOVES: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "seq_id": "bigint",
-    "status": "string",
-    "reason": "string",
-    "what": "string",
-    "target": "string",
-    "target_queue": "string",
-    "target_seq_id": "bigint",
-    "size": "bigint",
-}
+MOVES: Final = table(
+    "store string, queue string, seq_id bigint, status string, reason string, what string, "
+    "target string, target_queue string, target_seq_id bigint, size bigint"
+)
 """``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of RocketMQ the physical offset.
 ``what``: of a skipped one more about why, of a moved one what it lost. ``target``: the new store;
 ``target_queue``, ``target_seq_id``: where in it (of RocketMQ the queue offset). ``size``: of the
 body, in bytes."""
 
-LEFT_BEHIND: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "seq_id": "bigint",
-    "what": "string",
-    "value": "string",
-}
+LEFT_BEHIND: Final = table("store string, queue string, seq_id bigint, what string, value string")
 """``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of the message that it is about, if any.
 ``what``: the name of a setting, with its ``value`` as JSON; ``damaged settings``, and why;
 ``deliveries``, how many a message had; ``empty queue``, and its next seq_id; or ``consumer
@@ -123,7 +109,7 @@ def migrate(
         raise UsageError(f"to must be rocketmq or qindex, not {to!r}")
     if to is not None and to != wanted:
         raise UsageError(f"to {to}: the stores are of that kind already")
-    urls = [one.store.url for one in fleet]
+    urls = [one.url for one in fleet]
     targets = new_stores(out, urls)
     if from_rocketmq:
         moves = _kept(_into_queues(spark, fleet, targets, mode))
@@ -161,14 +147,12 @@ def _into_rocketmq(
     return map_rows(by_delivery(rows), fill, MOVES)
 
 
-def _left_out(
-    spark: SparkSession, messages: DataFrame, fleet: list[FleetStore], mode: str
-) -> DataFrame:
+def _left_out(spark: SparkSession, messages: DataFrame, fleet: list[Store], mode: str) -> DataFrame:
     """Account for index entries without a message in ``messages``, which was read before."""
     # After the messages were read: a message that had expired for that read has expired now, too.
     now = time_ns() // 1000
     columns = (*_PLACE, "state", "persistent", "expiry", "size")
-    urls = [one.store.url for one in fleet]
+    urls = [one.url for one in fleet]
     entries = read(spark, urls, columns, include="entries", mode=mode)
     alive = entries.where("state in ('published', 'delivered')")
     priority = f.coalesce("priority", f.lit(-1)).alias("priority")
@@ -191,12 +175,11 @@ def _left_out(
     return table.unionByName(skipped, allowMissingColumns=True)
 
 
-def _of_nodes(fleet: list[FleetStore]) -> list[str]:
+def _of_nodes(fleet: list[Store]) -> list[str]:
     """The stores that are RabbitMQ's, whose transient messages are not given as messages."""
-    stores = [one.store for one in fleet]
     return [
         store.url
-        for store in stores
+        for store in fleet
         if not store_directory.find_marker(store.file_system(), store.path)
     ]
 
@@ -235,10 +218,10 @@ def _skipped(row: dict[str, Any], reason: str, what: str) -> Row:
 
 
 def _into_queues(
-    spark: SparkSession, fleet: list[FleetStore], targets: dict[str, str], mode: str
+    spark: SparkSession, fleet: list[Store], targets: dict[str, str], mode: str
 ) -> DataFrame:
-    urls = [one.store.url for one in fleet]
-    delays = {one.store.url: _delay_offsets(one) for one in fleet}
+    urls = [one.url for one in fleet]
+    delays = {one.url: _delay_offsets(one) for one in fleet}
     records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
     stores = spark.createDataFrame([(url,) for url in urls], "store string")
     rows = records.unionByName(stores, allowMissingColumns=True)
@@ -252,10 +235,10 @@ def _into_queues(
     return map_rows(in_order(rows, "offset"), fill, MOVES)
 
 
-def _delay_offsets(one: FleetStore) -> dict[int, int]:
+def _delay_offsets(one: Store) -> dict[int, int]:
     """Return the delivered offset of each queue of delayed messages, by its queue id."""
-    fs = one.store.file_system()
-    table = load_json(fs, Paths(one.store.path).delay_offset).get("offsetTable")
+    fs = one.file_system()
+    table = load_json(fs, Paths(one.path).delay_offset).get("offsetTable")
     return {level - 1: at for level, at in int_table(table).items()}
 
 
@@ -304,7 +287,7 @@ def _put_in_queue(
 # -- what is not carried over ----------------------------------------------------------------------
 
 
-def left_behind(spark: SparkSession, fleet: list[FleetStore]) -> DataFrame:
+def left_behind(spark: SparkSession, fleet: list[Store]) -> DataFrame:
     """Look through the stores (all of one kind) for the things that are not carried over."""
     most = tasks_wanted(spark)
     groups = [found for found in (fleet[at::most] for at in range(most)) if found]
@@ -312,8 +295,8 @@ def left_behind(spark: SparkSession, fleet: list[FleetStore]) -> DataFrame:
     return run_tasks(spark, groups, rows, LEFT_BEHIND)
 
 
-def _of_queues(one: FleetStore) -> Iterator[Row]:
-    url = one.store.url
+def _of_queues(one: Store) -> Iterator[Row]:
+    url = one.url
     for kept in queues_kept(one, permissive=True):
         if kept.error is not None:
             yield url, kept.name, None, DAMAGED, kept.error
@@ -326,6 +309,6 @@ def _of_queues(one: FleetStore) -> Iterator[Row]:
             yield url, kept.name, None, "empty queue", str(kept.next_seq_id)
 
 
-def _of_topics(one: FleetStore) -> Iterator[Row]:
-    for queue, consumer_group, offset in committed_offsets(one.store):
-        yield one.store.url, queue, None, "consumer offset", f"{consumer_group}: {offset}"
+def _of_topics(one: Store) -> Iterator[Row]:
+    for queue, consumer_group, offset in committed_offsets(one):
+        yield one.url, queue, None, "consumer offset", f"{consumer_group}: {offset}"

@@ -17,11 +17,10 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pyspark_qindex.frames import read
 from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet
 from pyspark_qindex.jobs.tasks import together
-from pyspark_qindex.schemas import spark_schema
-from qindex.view.arrow import Table
+from pyspark_qindex.local_session import read
+from pyspark_qindex.schemas import spark_schema, table
 
 _MESSAGE_COLUMNS: Final = ("store", "queue", "seq_id", "size", "timestamp", "redelivered", "key",
                            "error")  # fmt: skip
@@ -29,12 +28,7 @@ _LETTER_COLUMNS: Final = ("store", "queue", "size", "headers")
 _RECORD_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "record_size",
                           "store_timestamp", "reconsume_times", "keys", "sys_flag",
                           "error")  # fmt: skip
-_OFFSETS: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "consumer_group": "string",
-    "committed": "bigint",
-}
+_OFFSETS: Final = table("store string, queue string, consumer_group string, committed bigint")
 _BUCKETS: Final = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
 """Seconds."""
 _MOST_BUCKETS: Final = 200
@@ -72,8 +66,8 @@ def stats(
     Raises as :func:`pyspark_qindex.jobs.fleet.find_fleet`.
     """
     fleet = find_fleet(paths)
-    queues = [one.store.url for one in fleet if not one.is_rocket]
-    rockets = [one.store for one in fleet if one.is_rocket]
+    queues = [one.url for one in fleet if not one.is_rocket]
+    rockets = [one for one in fleet if one.is_rocket]
     parts: list[DataFrame] = []
     letters: list[DataFrame] = []
     damage: list[DataFrame] = []

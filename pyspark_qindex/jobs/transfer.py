@@ -23,11 +23,12 @@ from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.fs.files import read_optional
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
-from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
+from pyspark_qindex.jobs.fleet import find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import PUT_FIELDS, Origin, RocketRecord
 from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, fill_stores
 from pyspark_qindex.jobs.tasks import Row, map_rows, together
-from pyspark_qindex.schemas import spark_schema
+from pyspark_qindex.schemas import spark_schema, table
+from pyspark_qindex.stores import Store
 from qindex.format import layout
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
@@ -49,25 +50,16 @@ _NEEDED: Final = {
                 "error"),
 }  # fmt: skip
 """Columns that an import reads."""
-QUEUES: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "settings": "string",
-    "next_seq_id": "bigint",
-    "deliveries": "string",
-    "error": "string",
-}
+QUEUES: Final = table(
+    "store string, queue string, settings string, next_seq_id bigint, deliveries string, "
+    "error string"
+)
 """``settings``: what the queue's settings file holds, as JSON. ``next_seq_id``: of the next
 publish. ``deliveries``: how often messages were delivered, by seq_id, as JSON, of queues that
 count it. ``error``: why the settings can't be read."""
-IMPORTED: Final[Table] = {
-    "store": "string",
-    "target": "string",
-    "queue": "string",
-    "messages": "bigint",
-    "bytes": "bigint",
-    "skipped": "bigint",
-}
+IMPORTED: Final = table(
+    "store string, target string, queue string, messages bigint, bytes bigint, skipped bigint"
+)
 """What was imported of each queue; ``skipped``: rows without a message (they tell of damage)."""
 _PUT: Final[Table] = {"store": "string", "queue": "string", "size": "bigint", "skipped": "boolean"}
 """A row of a table that was gone through. ``size``: of the body, where it is a message."""
@@ -97,11 +89,11 @@ def export_stores(
     :func:`pyspark_qindex.jobs.fleet.find_fleet`."""
     fleet = find_fleet(paths)
     queues = [one for one in fleet if not one.is_rocket]
-    rockets = [one.store.url for one in fleet if one.is_rocket]
+    rockets = [one.url for one in fleet if one.is_rocket]
     tables: dict[str, DataFrame] = {}
     if queues:
         read = spark.read.format("qindex").option("mode", mode)
-        tables["messages"] = read.load([one.store.url for one in queues])
+        tables["messages"] = read.load([one.url for one in queues])
         permissive = mode == "permissive"
         rows = [row for one in queues for row in _queue_rows(one, permissive=permissive)]
         tables["queues"] = spark.createDataFrame(rows, spark_schema(QUEUES))
@@ -110,20 +102,20 @@ def export_stores(
     return ExportResult(tables, len(fleet))
 
 
-def _queue_rows(one: FleetStore, *, permissive: bool) -> Iterator[Row]:
+def _queue_rows(one: Store, *, permissive: bool) -> Iterator[Row]:
     for kept in queues_kept(one, permissive=permissive):
         settings = None if kept.settings is None else json.dumps(kept.settings)
         deliveries = json.dumps(kept.deliveries) if kept.deliveries else None
-        yield (one.store.url, kept.name, settings, kept.next_seq_id, deliveries, kept.error)
+        yield (one.url, kept.name, settings, kept.next_seq_id, deliveries, kept.error)
 
 
-def queues_kept(one: FleetStore, *, permissive: bool) -> Iterator[QueueKept]:
+def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
     """Yield what the queues of a store have beside their messages.
 
     Settings that are damaged are ``error``, or raise :class:`DamageError` where the read is not
     ``permissive``."""
-    fs = one.store.file_system()
-    reader = StoreReader(one.store.path, fs)
+    fs = one.file_system()
+    reader = StoreReader(one.path, fs)
     for queue in reader.readers():
         summary = queue.summary_if_there()
         if summary is None:

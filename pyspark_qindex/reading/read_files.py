@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,9 @@ from journal.errors import StoreError
 from journal.findings import Finding
 from journal.fs.files import FileSystem
 from msgstore.scan import FileScan, scan_file
-from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import StorePart, message_files
+from pyspark_qindex.queue_planning import StorePart, message_files
+from pyspark_qindex.reading.damage import tell
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import ENTRY_HEAD
@@ -25,7 +25,7 @@ from qindex.index.messages import check_record
 from qindex.index.pair_scan import Depth, PinnedPair, read_pair
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.recovery.columns import Entries
-from qindex.view.arrow import batch_of, constant, fixed_binaries, plain_text
+from qindex.view.arrow import arrow_schema, plain_text
 from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
@@ -44,10 +44,14 @@ class _File:
     live_records: int = 0
 
 
+def _batch(options: ReadOptions, rows: list[dict[str, object]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(options.columns))
+
+
 def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yield the records of a part's message store files; those that are damaged have ``error``.
 
-    Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
+    Raises :class:`pyspark_qindex.reading.damage.ReadFailedError` where the read is not permissive.
     """
     fs = part.store.file_system()
     for path in part.files:
@@ -61,25 +65,14 @@ def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatc
             if gaps and StoreReader(part.store.path, fs).place.has_holes:
                 gaps = concerning(fs, gaps, set())
             found += gaps
-            if scan.records:
-                yield _stored_batch(part, options, scan)
-        yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
-
-
-def _stored_batch(part: StorePart, options: ReadOptions, scan: FileScan) -> pa.RecordBatch:
-    ids, offsets, sizes = zip(*scan.records, strict=True)
-    rows = np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 16)
-    return batch_of(
-        options.columns,
-        len(ids),
-        {
-            "store": lambda: constant(part.store.url, len(ids)),
-            "file": lambda: constant(part.store.relative(scan.path), len(ids)),
-            "offset": lambda: pa.array(offsets, pa.int64()),
-            "record_size": lambda: pa.array(sizes, pa.int64()),
-            "msg_id": lambda: fixed_binaries(rows),
-        },
-    )
+            place = {"store": part.store.url, "file": part.store.relative(path)}
+            records = [
+                {**place, "offset": offset, "record_size": size, "msg_id": msg_id}
+                for msg_id, offset, size in scan.records
+            ]
+            if records:
+                yield _batch(options, records)
+        yield from tell(part.store, options, found)
 
 
 def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -107,8 +100,7 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
                 continue
             if not options.names or one.name in options.names:
                 files += _index_files(fs, view, one.name)
-            ids = view.stored_ids()
-            names.update(ids)
+            names.update(view.stored_ids())
             found += view.findings
     if not options.names:
         for path, size in message_files(fs, store).items():
@@ -120,8 +112,18 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
             files.append(_message_file(scan, size, names))
             gaps = scan.gaps
             found += concerning(fs, gaps, set()) if reader.place.has_holes else gaps
-    yield _files_batch(part, options, files)
-    yield from tell(options.columns, store, None, found, permissive=options.permissive)
+    rows = [
+        {
+            **asdict(one),
+            "store": store.url,
+            "queue": plain_text(one.queue),
+            "file": store.relative(one.path),
+            "garbage": one.size - one.live,
+        }
+        for one in files
+    ]
+    yield _batch(options, rows)
+    yield from tell(store, options, found)
 
 
 def _index_files(fs: FileSystem, view: QueueView, queue: str) -> Iterator[_File]:
@@ -173,24 +175,3 @@ def _message_file(scan: FileScan, size: int, names: set[bytes]) -> _File:
     alive = [total for msg_id, _, total in scan.records if msg_id in names]
     records = len(scan.records)
     return _File(None, scan.path, "messages", size, sum(alive), records, len(alive))
-
-
-def _files_batch(part: StorePart, options: ReadOptions, files: list[_File]) -> pa.RecordBatch:
-    def column(name: str) -> pa.Array:
-        return pa.array([getattr(one, name) for one in files], pa.int64())
-
-    return batch_of(
-        options.columns,
-        len(files),
-        {
-            "store": lambda: constant(part.store.url, len(files)),
-            "queue": lambda: pa.array([plain_text(one.queue) for one in files], pa.string()),
-            "file": lambda: pa.array([part.store.relative(one.path) for one in files], pa.string()),
-            "kind": lambda: pa.array([one.kind for one in files], pa.string()),
-            "size": lambda: column("size"),
-            "live": lambda: column("live"),
-            "garbage": lambda: pa.array([one.size - one.live for one in files], pa.int64()),
-            "records": lambda: column("records"),
-            "live_records": lambda: column("live_records"),
-        },
-    )

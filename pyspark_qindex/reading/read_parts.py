@@ -1,30 +1,50 @@
-"""Read the parts of a plan, task by task: what batch and streaming sources share."""
+"""Plan and read the tables of stores, for batch and streaming sources alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore, Part, QueuePart
-from pyspark_qindex.reading.read_entries import read_entries
+from pyspark_qindex.planning import FailedStore, group
+from pyspark_qindex.queue_planning import plan_files, plan_queues
+from pyspark_qindex.reading.damage import tell
 from pyspark_qindex.reading.read_files import read_files, read_stored
-from pyspark_qindex.reading.read_messages import read_messages
+from pyspark_qindex.reading.read_queues import read_entries, read_messages
+from pyspark_qindex.reading.read_rocket import read_index, read_records, read_units
+from pyspark_qindex.rocket_planning import plan_rocket
+
+_Plan = Callable[[ReadOptions], list[Any]]
+_Read = Callable[[Any, ReadOptions], Iterator[pa.RecordBatch]]
+_TABLES: Final[dict[str, tuple[_Plan, _Read]]] = {
+    "messages": (plan_queues, read_messages),
+    "entries": (plan_queues, read_entries),
+    "files": (plan_files, read_files),
+    "stored": (plan_files, read_stored),
+    "records": (plan_rocket, read_records),
+    "units": (plan_rocket, read_units),
+    "index": (plan_rocket, read_index),
+}
+"""How each table is planned and read."""
 
 
-def read_part(part: Part, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def plan(options: ReadOptions) -> list[list[Any]]:
+    """Plan a read: the parts of each task.
+
+    Raises as :func:`pyspark_qindex.planning.parts_of_stores`.
+    """
+    return group(_TABLES[options.include][0](options), options.partitions)
+
+
+def read_part(part: Any, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Read one part of a plan."""
     if isinstance(part, FailedStore):
-        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
-    if isinstance(part, QueuePart):
-        read = read_messages if options.include == "messages" else read_entries
-        return read(part, options)
-    return (read_stored if options.include == "stored" else read_files)(part, options)
+        return tell(part.store, options, [part.why])
+    return _TABLES[options.include][1](part, options)
 
 
 @dataclass
@@ -37,8 +57,6 @@ class Parts(InputPartition):
 class PartsReader:
     """Reads what a plan gave each task."""
 
-    _read_part: Callable[[Any, ReadOptions], Iterator[pa.RecordBatch]]
-
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
 
@@ -46,4 +64,12 @@ class PartsReader:
         """Read one task's parts."""
         # Spark asks for one partition with nothing in it where there is none.
         for part in getattr(partition, "parts", ()):
-            yield from self._read_part(part, self.options)
+            yield from read_part(part, self.options)
+
+
+class TableReader(PartsReader, DataSourceReader):
+    """A read of one moment: that of :meth:`partitions`."""
+
+    def partitions(self) -> list[Parts]:
+        """Plan the read. Raises one-line errors of :mod:`journal.errors` if it can't be read."""
+        return [Parts(task) for task in plan(self.options)]

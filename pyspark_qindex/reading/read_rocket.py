@@ -6,34 +6,23 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import sleep
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from journal.errors import StorageError, StoreError
 from journal.fs.files import read_file
 from journal.memory.arrays import I64, Bools
-from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore
-from pyspark_qindex.rocket_planning import (
-    IndexPart,
-    LogPart,
-    RocketPart,
-    UnitsPart,
-    is_in_use,
-    open_log,
-)
+from pyspark_qindex.reading.damage import tell
+from pyspark_qindex.rocket_planning import IndexPart, LogPart, UnitsPart, is_in_use, open_log
 from qindex.format.json_value import plain_json
 from qindex.view.arrow import Maker, batch_of, constant, numbers, slices, texts_of
 from rocketstore.format.commitlog_format import BLANK_MAGIC, START, format_host
 from rocketstore.format.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
 from rocketstore.format.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, property_columns
 from rocketstore.index.index_file import IndexFile
-from rocketstore.layout import Paths
 from rocketstore.log.commitlog import CommitLog
 from rocketstore.log.scan import Records
 from rocketstore.log.walk import LogWalk, SkipDamage, find_survivor
@@ -44,22 +33,11 @@ _SETTLE_PAUSES = (0.002, 0.01, 0.05)
 """Seconds between looks at an index file that may be being written."""
 
 
-def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Read one part of a plan."""
-    if isinstance(part, FailedStore):
-        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
-    if isinstance(part, LogPart):
-        return read_records(part, options)
-    if isinstance(part, IndexPart):
-        return read_index(part, options)
-    return read_units(part, options)
-
-
 def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yield the records of a CommitLog file in order. A record whose body is damaged has ``error``,
     and so has a row for each place without a record.
 
-    Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
+    Raises :class:`pyspark_qindex.reading.damage.ReadFailedError` where the read is not permissive.
     Memory: 1 MiB of records, or the largest.
     """
     found: list[StoreError | str] = []
@@ -90,7 +68,7 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
         found += [_at(part, offset, _NO_RECORD) for offset in _damaged(log, part, skip, walk)]
     finally:
         log.files.close()
-    yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+    yield from tell(part.store, options, found)
 
 
 def _at(part: LogPart, offset: int, what: str) -> str:
@@ -120,7 +98,7 @@ def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
         return False
     if START.unpack(start)[1] == BLANK_MAGIC or find_survivor(log, end) == end:
         return False
-    return not is_in_use(part.store.file_system(), Paths(part.store.path))
+    return not is_in_use(part.store)
 
 
 @dataclass
@@ -294,29 +272,23 @@ def read_units(part: UnitsPart, options: ReadOptions) -> Iterator[pa.RecordBatch
         found.append(f"{part.path}: at offset {valid * UNIT_SIZE}: bytes that are no unit")
     blank = parse_units(PRE_BLANK)[0]
     chosen = np.flatnonzero(units[:valid] != blank)
-    if len(chosen):
-        yield _units_batch(part, options, units[chosen], chosen)
-    yield from tell(options.columns, part.store, part.topic, found, permissive=options.permissive)
-
-
-def _units_batch(
-    part: UnitsPart, options: ReadOptions, units: npt.NDArray[Any], chosen: I64
-) -> pa.RecordBatch:
-    count = len(chosen)
-    return batch_of(
-        options.columns,
-        count,
-        {
-            "store": lambda: constant(part.store.url, count),
-            "topic": lambda: constant(part.topic, count),
-            "queue_id": lambda: constant(part.queue_id, count, pa.int32()),
-            "queue_offset": lambda: numbers(chosen + part.start // UNIT_SIZE),
-            "offset": lambda: numbers(units["offset"].astype(np.int64)),
-            "record_size": lambda: numbers(units["size"].astype(np.int32)),
-            "tags_code": lambda: numbers(units["tags_code"].astype(np.int64)),
-            "file": lambda: constant(part.store.relative(part.path), count),
-        },
-    )
+    count, units = len(chosen), units[chosen]
+    if count:
+        yield batch_of(
+            options.columns,
+            count,
+            {
+                "store": lambda: constant(part.store.url, count),
+                "topic": lambda: constant(part.topic, count),
+                "queue_id": lambda: constant(part.queue_id, count, pa.int32()),
+                "queue_offset": lambda: numbers(chosen + part.start // UNIT_SIZE),
+                "offset": lambda: numbers(units["offset"].astype(np.int64)),
+                "record_size": lambda: numbers(units["size"].astype(np.int32)),
+                "tags_code": lambda: numbers(units["tags_code"].astype(np.int64)),
+                "file": lambda: constant(part.store.relative(part.path), count),
+            },
+        )
+    yield from tell(part.store, options, found, part.topic)
 
 
 def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -347,7 +319,7 @@ def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch
         found.append(error)
     finally:
         file.close()
-    yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+    yield from tell(part.store, options, found)
 
 
 def _is_sound(file: IndexFile, part: IndexPart) -> bool:
@@ -356,7 +328,7 @@ def _is_sound(file: IndexFile, part: IndexPart) -> bool:
     for pause in (*_SETTLE_PAUSES, None):
         if file.chains_are_sound():
             return True
-        if pause is None or not is_in_use(part.store.file_system(), Paths(part.store.path)):
+        if pause is None or not is_in_use(part.store):
             break
         sleep(pause)
         before = file.header

@@ -6,18 +6,18 @@ publishes them from there.
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from journal.errors import StorageError, UsageError, storage_errors
-from journal.fs.files import REAL, FileSystem, ReadBuffer, make_dirs, write_all
+from journal.errors import UsageError, storage_errors
+from journal.fs.files import REAL, FileSystem, make_dirs
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.transfer.moved import from_plain
@@ -68,31 +68,6 @@ def check_columns(schema: StructType) -> list[str]:
     return chosen
 
 
-class _Raw(io.RawIOBase):
-    """A file of the store to write to, as Arrow wants it."""
-
-    def __init__(self, fs: FileSystem, path: str) -> None:
-        self._fs = fs
-        self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadBuffer, /) -> int:  # type: ignore[override]
-        view = memoryview(data)
-        write_all(self._fs, self._fd, view)
-        return len(view)
-
-    def finish(self) -> None:
-        """Make it durable."""
-        self._fs.fdatasync(self._fd)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._fs.close(self._fd)
-        super().close()
-
-
 def stage(
     path: str, batches: Iterator[pa.RecordBatch], columns: list[str], fs: FileSystem = REAL
 ) -> int:
@@ -102,9 +77,8 @@ def stage(
     Raises :class:`UsageError` for a row that has no body, :class:`StorageError`.
     """
     rows = 0
-    file: _Raw | None = None
-    writer: Any = None
-    try:
+    with storage_errors(path, "can't be written"), contextlib.ExitStack() as opened:
+        file: BinaryIO | None = None
         for batch in batches:
             chosen = batch.select(columns)
             if chosen.column("body").null_count:
@@ -113,19 +87,16 @@ def stage(
                 continue
             if file is None:
                 make_dirs(fs, os.path.dirname(path))
-                file = _Raw(fs, path)
-                writer = pa.ipc.new_stream(pa.PythonFile(file, mode="w"), chosen.schema)
+                fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+                file = opened.enter_context(os.fdopen(fd, "wb"))
+                writer = opened.enter_context(pa.ipc.new_stream(file, chosen.schema))
             writer.write_batch(chosen)
             rows += chosen.num_rows
         if file is not None:
             writer.close()
-            file.finish()
+            file.flush()
+            fs.fdatasync(file.fileno())
             fs.sync_dir(os.path.dirname(path))
-    except OSError as error:
-        raise StorageError(path, "can't be written", error) from error
-    finally:
-        if file is not None:
-            file.close()
     return rows
 
 

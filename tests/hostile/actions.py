@@ -107,21 +107,21 @@ def _follow(store: Path) -> int:
 
 def _spark(store: Path) -> int:
     from pyspark_qindex.options import TABLES, read_options
-    from pyspark_qindex.qindex_source import QindexReader
+    from pyspark_qindex.reading.read_parts import TableReader
 
     for include in ("messages", "stored"):
         options = {"path": str(store), "include": include, "mode": "permissive"}
-        _read_all(QindexReader(read_options(options, TABLES)))
+        _read_all(TableReader(read_options(options, TABLES)))
     return 0
 
 
 def _spark_rocket(store: Path) -> int:
     from pyspark_qindex.options import ROCKET_TABLES, read_options
-    from pyspark_qindex.rocket_source import RocketReader
+    from pyspark_qindex.reading.read_parts import TableReader
 
     for include in ROCKET_TABLES:
         options = {"path": str(store), "include": include, "mode": "permissive"}
-        _read_all(RocketReader(read_options(options, ROCKET_TABLES)))
+        _read_all(TableReader(read_options(options, ROCKET_TABLES)))
     return 0
 
 

@@ -238,12 +238,12 @@ def _cut_under_inspect(store: Path) -> int:
 
 def _cut_under_spark(store: Path) -> int:
     from pyspark_qindex.options import ROCKET_TABLES, read_options
-    from pyspark_qindex.rocket_source import RocketReader
+    from pyspark_qindex.reading.read_parts import TableReader
 
     found = 0
     for include in ROCKET_TABLES:
         options = {"path": str(store), "include": include, "mode": "permissive"}
-        reader = RocketReader(read_options(options, ROCKET_TABLES))
+        reader = TableReader(read_options(options, ROCKET_TABLES))
         looks = [iter(reader.read(partition)) for partition in reader.partitions()]
         found += sum(1 for look in looks if next(look, None) is not None)
         _cut_all(store)

@@ -14,9 +14,8 @@ from pyspark.sql.types import BinaryType, LongType, StructType
 
 from pyspark_qindex import read
 from pyspark_qindex.options import TABLES, read_options
-from pyspark_qindex.planning import plan_queues
-from pyspark_qindex.qindex_source import QindexSource, log_all_columns
-from pyspark_qindex.reading.read_parts import read_part
+from pyspark_qindex.reading.read_parts import plan, read_part
+from pyspark_qindex.sources import QindexSource, log_all_columns
 from tests.effort import by_tier, part
 from tests.golden import SCENARIOS, SYNTHETIC_CASES, golden, synthetic
 from tests.spark.fleet import make_plain, make_rocket, make_stored
@@ -32,7 +31,7 @@ def table(store: Path, columns: tuple[str, ...] = (), **given: str) -> list[dict
     """Read as the tasks do, without Spark."""
     given |= {"path": str(store), "columns": ",".join(columns)}
     options = read_options(given, TABLES)
-    parts = [one for task in plan_queues(options) for one in task]
+    parts = [one for task in plan(options) for one in task]
     rows = [row for one in parts for batch in read_part(one, options) for row in batch.to_pylist()]
     sound = [row for row in rows if row["seq_id"] is not None]
     return sorted(sound, key=lambda row: (row["queue"], row["priority"] or 0, row["seq_id"]))

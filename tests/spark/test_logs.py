@@ -16,14 +16,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import rocketstore
 from journal.findings import Cause, Finding, Kind
-from pyspark_qindex.batches import ReadFailedError
 from pyspark_qindex.jobs.audit import FINDINGS, _audit_item, _plan, grouped
-from pyspark_qindex.jobs.fleet import FleetStore
 from pyspark_qindex.options import ROCKET_TABLES, read_options
-from pyspark_qindex.reading.read_rocket import read_rocket_part
-from pyspark_qindex.rocket_planning import plan_rocket
-from pyspark_qindex.rocket_streaming import LogStream
-from pyspark_qindex.stores import local_store
+from pyspark_qindex.reading.damage import ReadFailedError
+from pyspark_qindex.reading.read_parts import plan, read_part
+from pyspark_qindex.stores import ROCKET, Store
+from pyspark_qindex.streaming import Stream
 from tests.spark.fleet import ROCKET_SIZES, make_rocket
 
 Rows = list[dict[str, Any]]
@@ -35,8 +33,8 @@ def options_of(store: Path, **given: str) -> Any:
 
 def read(store: Path, **given: str) -> Rows:
     options = options_of(store, **given)
-    parts = [part for task in plan_rocket(options) for part in task]
-    batches = (batch for part in parts for batch in read_rocket_part(part, options))
+    parts = [part for task in plan(options) for part in task]
+    batches = (batch for part in parts for batch in read_part(part, options))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -50,7 +48,7 @@ def errors(rows: Rows) -> list[str]:
 
 def audited(store: Path) -> Rows:
     """The findings, as rows."""
-    rows = _audit_item(_plan(FleetStore(local_store(str(store)), True)))
+    rows = _audit_item(_plan(Store(("", {}), str(store), str(store), ROCKET)))
     return [dict(zip(FINDINGS, row[1:], strict=True)) for row in rows if row[0] == "finding"]
 
 
@@ -60,11 +58,11 @@ def test_a_batch_ends_where_the_plan_says(tmp_path: Path, mode: str) -> None:
     with rocketstore.open(tmp_path, background=False, **ROCKET_SIZES) as store:
         put = [store.put("t", b"x" * 90, keys=f"k{at}").offset for at in range(900)]
         options = options_of(tmp_path, mode=mode)
-        parts = [part for task in plan_rocket(options) for part in task]
+        parts = [part for task in plan(options) for part in task]
         found: Rows = []
         batches = 0
         for part in parts:
-            for batch in read_rocket_part(part, options):
+            for batch in read_part(part, options):
                 batches += 1
                 found += batch.to_pylist()
                 for _ in range(3):
@@ -79,13 +77,11 @@ def test_a_log_that_grows_behind_the_plan_is_in_order(tmp_path: Path) -> None:
     end then is a record, not junk."""
     make_rocket(tmp_path, count=100)
     options = options_of(tmp_path)
-    parts = [part for task in plan_rocket(options) for part in task]
+    parts = [part for task in plan(options) for part in task]
     before = sound(read(tmp_path))
     with rocketstore.open(tmp_path, background=False) as store:
         store.put("t", b"later")
-    found = [
-        row for part in parts for one in read_rocket_part(part, options) for row in one.to_pylist()
-    ]
+    found = [row for part in parts for one in read_part(part, options) for row in one.to_pylist()]
     assert (sound(found), errors(found)) == (before, [])
 
 
@@ -127,7 +123,7 @@ def test_a_stream_reads_what_is_left_and_tells_what_is_lost(tmp_path: Path) -> N
     wanted = sound(read(store))
     assert set(gone).isdisjoint(wanted)
     for limit in (ReadAllAvailable(), ReadMaxRows(100)):
-        stream = LogStream(options_of(store))
+        stream = Stream(options_of(store))
         at = stream.initialOffset()
         found: Rows = []
         while (end := stream.latestOffset(at, limit)) != at:

@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from pyspark_qindex.options import ROCKET_TABLES, read_options
+from pyspark_qindex.reading.read_parts import plan
 from pyspark_qindex.reading.read_rocket import read_index
-from pyspark_qindex.rocket_planning import IndexPart, plan_rocket
+from pyspark_qindex.rocket_planning import IndexPart
 from rocketstore.verify import check_store
 from tests.rocketstore.test_many_index_files import FILES, few_handles, make_store
 
@@ -22,7 +23,7 @@ def test_all_are_audited_and_read(tmp_path: Path) -> None:
         assert report.findings == []
         assert (report.records, report.units, report.index_entries) == (2 * FILES,) * 3
         options = read_options({"path": str(store), "include": "index"}, ROCKET_TABLES)
-        parts = [part for task in plan_rocket(options) for part in task]
+        parts = [part for task in plan(options) for part in task]
         batches = [
             batch
             for part in parts

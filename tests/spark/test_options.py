@@ -22,14 +22,11 @@ import rocketstore
 from journal.errors import NotAStoreError, UsageError
 from pyspark_qindex import java, schemas
 from pyspark_qindex.errors import SparkMissingError, explain
-from pyspark_qindex.offsets import check_start, flatten, next_places, share, unflatten
+from pyspark_qindex.offsets import check_start, flatten, share, unflatten
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options, with_schema
-from pyspark_qindex.planning import QueuePart, StorePart, group, plan_queues, plan_stores
-from pyspark_qindex.reading.read_entries import read_entries
-from pyspark_qindex.reading.read_files import read_files
-from pyspark_qindex.reading.read_messages import read_messages
-from pyspark_qindex.reading.read_rocket import read_rocket_part
-from pyspark_qindex.rocket_planning import plan_rocket
+from pyspark_qindex.planning import group
+from pyspark_qindex.queue_planning import QueuePart
+from pyspark_qindex.reading.read_parts import plan, read_part
 from pyspark_qindex.writing.sink import sink_options
 from qindex.tools.convert import convert
 from tests.qindex.support import queue_directory
@@ -182,7 +179,7 @@ def test_a_plan_shows_its_moment_whatever_happens_next(tmp_path: Path) -> None:
         engine.flush()
         queue.publish_many([b"%d" % at for at in range(300, 400)])
         queue.ack_many(queue.get_many(10))
-        tasks = plan_queues(options)
+        tasks = plan(options)
         parts = [part for task in tasks for part in task if isinstance(part, QueuePart)]
         assert len(parts) == 7
         assert sum(len(part.pinned.reading.data) > 0 for part in parts if part.pinned) < 5
@@ -211,10 +208,7 @@ def test_a_segment_without_a_sound_record_is_told(tmp_path: Path, include: str) 
     if include == "files":
         rows = file_rows(tmp_path)
     else:
-        read = read_messages if include == "messages" else read_entries
-        for part in (part for task in plan_queues(options) for part in task):
-            assert isinstance(part, QueuePart)
-            rows += [row for batch in read(part, options) for row in batch.to_pylist()]
+        rows = rows_of(options)
         assert sorted(row["seq_id"] for row in rows if not row["error"]) == list(range(64, 100))
     errors = [row["error"] for row in rows if row["error"]]
     assert [str(junk) in error for error in errors] == [True]
@@ -246,11 +240,7 @@ def test_files_of_a_directory_with_segments_of_version_2(tmp_path: Path) -> None
 
 def file_rows(store: Path) -> list[dict[str, Any]]:
     options = read_options({"path": str(store), "include": "files"}, TABLES)
-    rows: list[dict[str, Any]] = []
-    for part in (part for task in plan_stores(options, by_file=False) for part in task):
-        assert isinstance(part, StorePart)
-        rows += [row for batch in read_files(part, options) for row in batch.to_pylist()]
-    return rows
+    return rows_of(options)
 
 
 def test_junk_at_the_end_of_a_log(tmp_path: Path) -> None:
@@ -289,15 +279,19 @@ def test_files_of_a_log_that_are_missing_or_empty(tmp_path: Path) -> None:
 
 def records(store: Path) -> list[dict[str, Any]]:
     options = read_options({"path": str(store)}, ROCKET_TABLES)
-    parts = (part for task in plan_rocket(options) for part in task)
-    batches = (batch for part in parts for batch in read_rocket_part(part, options))
+    return rows_of(options)
+
+
+def rows_of(options: Any) -> list[dict[str, Any]]:
+    parts = (part for task in plan(options) for part in task)
+    batches = (batch for part in parts for batch in read_part(part, options))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
 def seqs(parts: list[QueuePart], options: Any) -> list[int]:
     found: list[int] = []
     for part in parts:
-        for batch in read_messages(part, options):
+        for batch in read_part(part, options):
             found += batch.column("seq_id").to_pylist()
     return sorted(found)
 
@@ -317,13 +311,6 @@ def test_a_batch_is_shared_out() -> None:
     assert share(waiting, 100) == {("s", "b"): 3, ("s", "c"): 49, ("s", "a"): 48}
     assert sum(share(waiting, 2000).values()) == 1053
     assert sum(share(waiting, 2).values()) == 2
-    start = {("s", "a"): 5, ("s", "gone"): 9}
-    assert next_places(start, {("s", "a"): 8, ("s", "b"): 4}, None) == {
-        ("s", "a"): 8,
-        ("s", "b"): 4,
-        ("s", "gone"): 9,
-    }
-    assert next_places({("s", "a"): 9}, {("s", "a"): 5}, 10) == {("s", "a"): 9}
 
 
 def fake_java(directory: Path, version: str) -> Path:
@@ -468,7 +455,7 @@ SHIPPED = """
 import json, sys
 archive = sys.argv[1]
 sys.path.insert(0, archive)
-from pyspark_qindex import local_session, qindex_source
+from pyspark_qindex import local_session
 
 class Context:
     _python_includes = []
@@ -487,11 +474,10 @@ for _ in range(2):
 for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
     del sys.modules[name]
 from pyspark_qindex.options import TABLES, read_options
-from pyspark_qindex.planning import plan_queues
-from pyspark_qindex.reading.read_parts import read_part
+from pyspark_qindex.reading.read_parts import plan, read_part
 import qindex
 options = read_options({"path": sys.argv[2]}, TABLES)
-parts = [part for task in plan_queues(options) for part in task]
+parts = [part for task in plan(options) for part in task]
 rows = sum(batch.num_rows for part in parts for batch in read_part(part, options))
 place = qindex.__file__.rpartition(".zip/")[2]
 print(json.dumps([Context._python_includes, Context.environment, place, rows]))

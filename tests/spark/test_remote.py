@@ -22,11 +22,8 @@ from pyspark_qindex.filesystem import RemoteFileSystem
 from pyspark_qindex.jobs.audit import _audit_item, _plan
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, ReadOptions, read_options
-from pyspark_qindex.planning import QueuePart, plan_queues
-from pyspark_qindex.reading.read_entries import read_entries
-from pyspark_qindex.reading.read_messages import read_messages
-from pyspark_qindex.reading.read_rocket import read_rocket_part
-from pyspark_qindex.rocket_planning import plan_rocket
+from pyspark_qindex.queue_planning import QueuePart
+from pyspark_qindex.reading.read_parts import plan, read_part
 from tests.effort import by_tier
 from tests.effort import part as slice_of
 from tests.golden_v2 import SCENARIOS, scenario
@@ -79,11 +76,10 @@ def total() -> int:
 
 
 def rows_of(parts: list[Any], options: ReadOptions) -> Rows:
-    read = read_messages if options.include == "messages" else read_entries
     found: Rows = []
     for part in parts:
         assert isinstance(part, QueuePart), part
-        for batch in read(part, options):
+        for batch in read_part(part, options):
             found += batch.to_pylist()
     return found
 
@@ -107,12 +103,12 @@ def make_backup(path: Path) -> Path:
 def test_queues_are_planned_by_their_names(tmp_path: Path, include: str) -> None:
     store = make_backup(tmp_path / "backup")
     here = read_options({"path": str(store), "include": include, "partitions": "5"}, TABLES)
-    wanted = rows_of([part for task in plan_queues(here) for part in task], here)
+    wanted = rows_of([part for task in plan(here) for part in task], here)
     assert len(wanted) > 6000
     there = read_options(
         {"path": f"counting://{store}", "include": include, "partitions": "5"}, TABLES
     )
-    tasks = plan_queues(there)
+    tasks = plan(there)
     assert len(tasks) == 5
     assert all(os.path.getsize(path) < 200 for path in Counting.fetched)
     assert total() < 1000
@@ -137,12 +133,12 @@ def test_queues_are_planned_by_their_names(tmp_path: Path, include: str) -> None
 def rocket_rows(path: str, include: str) -> tuple[int, list[str], Rows]:
     """Bytes that the plan fetched, of which files, and the rows."""
     options = read_options({"path": path, "include": include}, ROCKET_TABLES)
-    parts = [part for task in plan_rocket(options) for part in task]
+    parts = [part for task in plan(options) for part in task]
     names = list(Counting.fetched)
     planned = total()
     found: Rows = []
     for part in parts:
-        for batch in read_rocket_part(part, options):
+        for batch in read_part(part, options):
             found += [row | {"store": None} for row in batch.to_pylist()]
     total()
     return planned, names, found
@@ -155,7 +151,7 @@ def test_queues_of_version_2_are_the_same_there(tmp_path: Path) -> None:
         rows = []
         for path in (str(store), f"counting://{store}"):
             options = read_options({"path": path, "include": "messages", "partitions": "3"}, TABLES)
-            parts = [part for task in plan_queues(options) for part in task]
+            parts = [part for task in plan(options) for part in task]
             found = [row | {"store": None} for row in rows_of(parts, options)]
             rows.append(sorted(found, key=lambda row: (row["queue"], row["seq_id"])))
         assert rows[0] == rows[1]

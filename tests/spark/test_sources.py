@@ -15,8 +15,7 @@ pytest.importorskip("pyspark")
 import qindex
 from pyspark_qindex import explain
 from pyspark_qindex.options import TABLES, read_options
-from pyspark_qindex.planning import plan_queues
-from pyspark_qindex.reading.read_parts import read_part
+from pyspark_qindex.reading.read_parts import plan, read_part
 from qindex.view.reader import StoreReader
 from qindex.view.row_json import row_json
 from tests.effort import by_tier
@@ -248,7 +247,7 @@ def test_what_every_row_of_a_node_has(scenario: str, include: str) -> None:
     for mode in ("permissive", "failfast"):
         options = {"path": str(golden(scenario).vhost_dir), "include": include, "mode": mode}
         asked = read_options(options, TABLES)
-        parts = [part for task in plan_queues(asked) for part in task]
+        parts = [part for task in plan(asked) for part in task]
         found.append(
             [row for part in parts for one in read_part(part, asked) for row in one.to_pylist()]
         )

@@ -21,8 +21,7 @@ import qindex
 import rocketstore
 from pyspark_qindex import explain
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
-from pyspark_qindex.rocket_streaming import LogStream
-from pyspark_qindex.streaming import QueueStream
+from pyspark_qindex.streaming import Stream, _Queue
 from qindex.view.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -120,8 +119,8 @@ def given(stream: Any, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
     return found
 
 
-def stream_of(path: Path, **options: str) -> QueueStream:
-    return QueueStream(read_options({"path": str(path), **options}, TABLES))
+def stream_of(path: Path, **options: str) -> Stream:
+    return Stream(read_options({"path": str(path), **options}, TABLES))
 
 
 def test_where_a_stream_starts(tmp_path: Path) -> None:
@@ -142,6 +141,12 @@ def test_where_a_stream_starts(tmp_path: Path) -> None:
         end = told.latestOffset(start, ReadMaxRows(3))
         assert end == {store: {"empty": 0, "q": 200}}
         assert [int(row["body"]) for row in given(told, start, end)] == [197, 198, 199]
+        # The place of a queue that is not there is kept: it may come back.
+        start = {store: {"gone": 9, "q": 300}}
+        end = told.latestOffset(start, ReadAllAvailable())
+        assert end == {store: {"empty": 0, "gone": 9, "q": 300}}
+        assert told.partitions(start, end) == []
+        start, end = {store: {"empty": 0, "q": 197}}, {store: {"empty": 0, "q": 200}}
         # Planned again after a restart: the same rows.
         again = stream_of(tmp_path)
         assert [int(row["body"]) for row in given(again, start, end)] == [197, 198, 199]
@@ -192,8 +197,8 @@ def test_available_now_goes_no_further(tmp_path: Path) -> None:
 def test_where_a_stream_of_a_log_starts_and_ends(tmp_path: Path) -> None:
     path = str(tmp_path)
 
-    def log_stream(**options: str) -> LogStream:
-        return LogStream(read_options({"path": path, **options}, ROCKET_TABLES))
+    def log_stream(**options: str) -> Stream:
+        return Stream(read_options({"path": path, **options}, ROCKET_TABLES))
 
     with rocketstore.open(tmp_path, **SMALL_LOG) as log:
         places = [log.put("t", b"%d" % at).offset for at in range(100)]
@@ -283,11 +288,9 @@ def test_wrong_sinks_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_each_queue_has_a_name_of_its_own_in_offsets() -> None:
-    from pyspark_qindex.streaming import _name
-
     queues = [("x", None), ("x", 1), ("x (priority 1)", None), ("x (plain)", None)]
     queues += [("x (priority 1) (plain)", None), ("x (plain)", 1)]
     parts: list[Any] = [SimpleNamespace(queue=name, priority=one) for name, one in queues]
-    names = [_name(part) for part in parts]
+    names = [_Queue(part, {}).name for part in parts]
     assert names[:2] == ["x", "x (priority 1)"]
     assert len(set(names)) == len(names)

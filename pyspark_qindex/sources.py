@@ -1,4 +1,5 @@
-"""The data source ``qindex``: queues of our stores and of RabbitMQ's virtual hosts."""
+"""The data sources: ``qindex`` for queues of our stores and of RabbitMQ's virtual hosts, and
+``rocketstore`` for RocketMQ's CommitLogs, ConsumeQueues and IndexFiles."""
 
 from __future__ import annotations
 
@@ -19,9 +20,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
-from pyspark_qindex.options import TABLES, ReadOptions, read_options, with_schema
-from pyspark_qindex.planning import plan_queues, plan_stores
-from pyspark_qindex.reading.read_parts import Parts, PartsReader, read_part
+from pyspark_qindex.options import ROCKET_TABLES, TABLES, ReadOptions, read_options, with_schema
+from pyspark_qindex.reading.read_parts import TableReader
 from pyspark_qindex.schemas import spark_schema
 from qindex.view.arrow import Table
 
@@ -55,6 +55,16 @@ class RefusedStream(DataSourceStreamReader):
     initialOffset = latestOffset = read = _refuse  # type: ignore[assignment]
 
 
+@functools.cache
+def log_all_columns(include: str) -> None:
+    """Log, once a process, that queries read columns that they do not use."""
+    _LOG.warning(
+        "each query on these %s reads all columns, also those that it does not use: "
+        "name some (pyspark_qindex.read(spark, path, columns=[...]), or the option columns)",
+        include,
+    )
+
+
 class TableSource(DataSource):
     """A source of tables, the first of which can be followed."""
 
@@ -74,15 +84,17 @@ class TableSource(DataSource):
             log_all_columns(asked.include)
         return asked
 
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Plan and read at one moment."""
+        return TableReader(self._asked(schema, stream=False))
 
-@functools.cache
-def log_all_columns(include: str) -> None:
-    """Log, once a process, that queries read columns that they do not use."""
-    _LOG.warning(
-        "each query on these %s reads all columns, also those that it does not use: "
-        "name some (pyspark_qindex.read(spark, path, columns=[...]), or the option columns)",
-        include,
-    )
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Follow queues or logs; only messages or records can be followed."""
+        if not can_stream():
+            return RefusedStream()
+        from pyspark_qindex.streaming import Stream
+
+        return Stream(self._asked(schema, stream=True))
 
 
 class QindexSource(TableSource):
@@ -94,18 +106,6 @@ class QindexSource(TableSource):
     def name(cls) -> str:
         """``qindex``."""
         return "qindex"
-
-    def reader(self, schema: StructType) -> QindexReader:
-        """Plan and read at one moment."""
-        return QindexReader(self._asked(schema, stream=False))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Follow queues; only messages can be followed."""
-        if not can_stream():
-            return RefusedStream()
-        from pyspark_qindex.streaming import QueueStream
-
-        return QueueStream(self._asked(schema, stream=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Publish each batch into a queue, once."""
@@ -123,16 +123,12 @@ class QindexSource(TableSource):
         return QueueWriter(sink_options(self.options, stream=False), schema)
 
 
-class QindexReader(PartsReader, DataSourceReader):
-    """A read of one moment: that of :meth:`partitions`."""
+class RocketSource(TableSource):
+    """``spark.read.format("rocketstore").load(paths)``; docs/spark.md has the options."""
 
-    _read_part = staticmethod(read_part)
+    _tables = ROCKET_TABLES
 
-    def partitions(self) -> list[Parts]:
-        """Plan the read. Raises one-line errors of :mod:`journal.errors` if it can't be read."""
-        options = self.options
-        if options.include in ("messages", "entries"):
-            tasks = plan_queues(options)
-        else:
-            tasks = plan_stores(options, by_file=options.include == "stored")
-        return [Parts(task) for task in tasks]
+    @classmethod
+    def name(cls) -> str:
+        """``rocketstore``."""
+        return "rocketstore"
