@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from journal.errors import DamageError, LockedError, NotAStoreError, StoreError, UsageError
 from journal.fs.beneath import beneath
 from journal.fs.files import REAL
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
+from pyspark_qindex.jobs.outcome import Outcome, Table
 from pyspark_qindex.jobs.tasks import Row, run_tasks
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import StoreNotHereError, local_store
-from qindex.view.arrow import Table
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
 from rocketstore.repair.derived_files import RebuildResult, rebuild, rebuild_in_place
@@ -32,24 +33,9 @@ BUILT: Final = table("store string, file string, entries bigint, bytes bigint, w
 """``file``: a queue's directory or an index file, relative to the store. ``entries``: units, or
 index entries. ``was``: identical, different or missing."""
 
-_DONE: Final[Table] = {"row": "string", **BUILT, "why": "string"}
+_DONE: Final = {"row": "string", **BUILT, "why": "string"}
 """Rows of a task. ``row``: ``file``; ``store`` (``entries``: messages); or ``refused``, where the
 log is damaged (``why``; ``file`` and ``bytes``: the place, if it is one in a file)."""
-
-
-@dataclass(slots=True)
-class BuildResult:
-    """``files``: the built files (:data:`BUILT`). ``stores``: how many. ``messages``: in their
-    logs. ``installed``: whether the files are in the stores now; else they are below
-    ``directory``. ``refused``: stores that were left as they are, and why: their logs are damaged.
-    """
-
-    files: DataFrame
-    stores: int
-    messages: int
-    installed: bool
-    directory: str | None
-    refused: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +48,13 @@ class _Item:
 
 def build_index(
     spark: SparkSession, paths: Sequence[str], *, install: bool = True, out: str | None = None
-) -> BuildResult:
+) -> Outcome:
     """Build ConsumeQueues and IndexFiles of all RocketMQ stores at or below ``paths``.
 
     With ``install`` they replace the files of the store; otherwise they are left below ``out``
     (one directory for each store), and the stores are not changed. A store whose log is damaged
     (sound records follow a place without one, or a file is missing) is left as it is, and the
-    others go on.
+    others go on. Tables: ``files`` (:data:`BUILT`), and ``refused``, with the reason, if any was.
 
     Raises :class:`LockedError`, with the pid, when a store is in use: then none is touched;
     :class:`DamageError` when all stores are damaged; :class:`UsageError`, :class:`NotAStoreError`,
@@ -76,36 +62,47 @@ def build_index(
     """
     if not install and out is None:
         raise UsageError("where to leave what is built? Without install, out is needed")
-    out = local_path(out, "out") if out is not None else None
+    left = None if install or out is None else local_path(out, "out")
     roots = _roots(paths)
     for root in roots:
         StoreLock(beneath(REAL, root), Paths(root).lock).release()
     names = store_names(roots)
-    left = None if install else out
-    items = [
-        _Item(root, None if left is None else os.path.join(left, names[root])) for root in roots
-    ]
+    items = [_Item(root, left and os.path.join(left, names[root])) for root in roots]
     rows = run_tasks(spark, [[item] for item in items], _build, _DONE).collect()
     failed = [row for row in rows if row["row"] == "refused"]
     if len(failed) == len(items):
         raise _error(failed[0]["file"], failed[0]["bytes"], failed[0]["why"])
+    refused = sorted(
+        (row["store"], str(_error(row["file"], row["bytes"], row["why"]))) for row in failed
+    )
+    built = Counter(row["was"] for row in rows if row["row"] == "file")
+    summary = {
+        "stores": len(items) - len(failed),
+        "messages": sum(row["entries"] for row in rows if row["row"] == "store"),
+        **{was: built[was] for was in ("identical", "different", "missing")},
+        "refused": len(refused),
+        "installed": install,
+    }
     files = sorted(tuple(row)[1:-1] for row in rows if row["row"] == "file")
-    messages = sum(row["entries"] for row in rows if row["row"] == "store")
-    refused = {row["store"]: str(_error(row["file"], row["bytes"], row["why"])) for row in failed}
-    built = spark.createDataFrame(files, spark_schema(BUILT))
-    return BuildResult(built, len(items) - len(failed), messages, install, left, refused)
+    made = spark.createDataFrame(files, spark_schema(BUILT))
+    tables = {"files": Table(made, title="What was built")}
+    if refused:
+        why = spark.createDataFrame(refused, "store string, why string")
+        tables["refused"] = Table(why, title="Damaged, and left as they are")
+    notes = ["installed" if install else f"left below {left}"]
+    notes += [f"left as it is: {why}" for _, why in refused]
+    return Outcome(summary, tables, "files", found=bool(refused), notes=notes)
 
 
 def _roots(paths: Sequence[str]) -> list[str]:
     roots = []
-    for one in find_fleet(paths):
-        if not one.is_rocket:
-            if one.named:
-                raise NotAStoreError(f"{one.url}: is no RocketMQ store: it has no commitlog")
-            continue
-        if one.place[0]:
-            raise UsageError(f"{one.url}: build-index works on local paths alone")
-        roots.append(one.path)
+    for store in find_fleet(paths):
+        if store.is_rocket and store.place[0]:
+            raise UsageError(f"{store.url}: build-index works on local paths alone")
+        if store.is_rocket:
+            roots.append(store.path)
+        elif store.named:
+            raise NotAStoreError(f"{store.url}: is no RocketMQ store: it has no commitlog")
     if not roots:
         raise NotAStoreError(f"{', '.join(paths)}: no RocketMQ store is there, nor below it")
     return roots

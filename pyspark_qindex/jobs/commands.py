@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.ingest import ingest
-from pyspark_qindex.jobs.migrate import DAMAGED, migrate
+from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.jobs.report import report
 from pyspark_qindex.jobs.stats import stats
@@ -20,7 +18,6 @@ from pyspark_qindex.jobs.transfer import export_stores, import_stores
 
 _FEW: Final = 40
 """Findings that are shown one by one."""
-_FIGURES: Final = ("messages", "bytes", "damaged")
 
 Job = Callable[["SparkSession", JobOptions], Outcome]
 
@@ -104,106 +101,16 @@ def run_report(spark: SparkSession, options: JobOptions) -> Outcome:
     return report(spark, options.paths, options.html, options.out, audited)
 
 
-def run_build_index(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Build ConsumeQueues and IndexFiles anew from the CommitLog."""
-    result = build_index(spark, options.paths, install=options.install, out=options.out)
-    built = {row[0]: row[1] for row in result.files.groupBy("was").count().collect()}
-    summary = {
-        "stores": result.stores,
-        "messages": result.messages,
-        "identical": built.get("identical", 0),
-        "different": built.get("different", 0),
-        "missing": built.get("missing", 0),
-        "refused": len(result.refused),
-        "installed": result.installed,
-    }
-    files = result.files.orderBy("store", "file")
-    note = "installed" if result.installed else f"left below {result.directory}"
-    tables = {"files": Table(files, title="What was built")}
-    if result.refused:
-        rows = spark.createDataFrame(sorted(result.refused.items()), "store string, why string")
-        tables["refused"] = Table(rows, title="Damaged, and left as they are")
-    notes = [note, *(f"left as it is: {why}" for why in result.refused.values())]
-    return Outcome(summary, tables, "files", found=bool(result.refused), notes=notes)
-
-
-def run_export(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Write all messages as Parquet."""
-    result = export_stores(spark, options.paths, mode=options.mode)
-    summary = {"stores": result.stores, "messages": 0, "bytes": 0, "damaged": 0}
-    tables: dict[str, Table] = {}
-    for name, rows in result.tables.items():
-        path = os.path.join(options.out, f"{name}.parquet")
-        rows.write.parquet(path)
-        written = spark.read.parquet(path)
-        tables[name] = Table(written, large=name != "queues", title="Queues", written=True)
-        if name == "queues":
-            summary["damaged"] += written.where("error is not null").count()
-        else:
-            figures = written.selectExpr(
-                "count_if(body is not null)", "coalesce(sum(length(body)), 0)",
-                "count_if(error is not null)",
-            )  # fmt: skip
-            for figure, number in zip(_FIGURES, figures.collect()[0], strict=True):
-                summary[figure] += number
-    shown = "queues" if "queues" in tables else ""
-    return Outcome(summary, tables, shown, found=summary["damaged"] > 0)
-
-
-def run_import(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Make stores from the Parquet of an export."""
-    result = import_stores(spark, options.paths, options.out)
-    sums = result.queues.agg({"messages": "sum", "bytes": "sum", "skipped": "sum"}).collect()[0]
-    summary = {
-        "stores": len(result.targets),
-        "messages": sums["sum(messages)"] or 0,
-        "bytes": sums["sum(bytes)"] or 0,
-        "skipped": sums["sum(skipped)"] or 0,
-    }
-    tables = {"imported": Table(result.queues.orderBy("store", "queue"), title="Queues")}
-    return Outcome(summary, tables, "imported", found=summary["skipped"] > 0)
-
-
-def run_migrate(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Move queues into RocketMQ stores, or RocketMQ stores into queues."""
-    result = migrate(spark, options.paths, options.out, mode=options.mode)
-    by = ("store", "status", "reason")
-    report = result.moves.groupBy(*by).agg(
-        f.count("*").alias("messages"), f.sum("size").alias("bytes")
-    )
-    report = report.orderBy(*by)
-    rows = report.collect()
-    summary = {
-        "stores": len(result.targets),
-        "moved": sum(row["messages"] for row in rows if row["status"] == "moved"),
-        "skipped": sum(row["messages"] for row in rows if row["status"] == "skipped"),
-        "left_behind": result.left_behind.count(),
-    }
-    damaged = any(row["reason"] == "damaged" for row in rows)
-    damaged |= result.left_behind.where(f.col("what") == DAMAGED).count() > 0
-    left = result.left_behind.orderBy("store", "queue", "what", "seq_id")
-    return Outcome(
-        summary,
-        {
-            "report": Table(report, title="Messages"),
-            "left_behind": Table(left, title="Not carried over"),
-            "moves": Table(result.moves, large=True),
-        },
-        shown="report",
-        plots=[Plot("Messages", "report", "bars", by, "messages")],
-        found=damaged,
-        finish=result.unpersist,
-    )
-
-
 JOBS: Final[dict[str, Job]] = {
     "audit": run_audit,
     "stats": run_stats,
     "report": run_report,
-    "build-index": run_build_index,
-    "export": run_export,
-    "import": run_import,
-    "migrate": run_migrate,
+    "build-index": lambda spark, given: build_index(
+        spark, given.paths, install=given.install, out=given.out
+    ),
+    "export": lambda spark, given: export_stores(spark, given.paths, given.out, mode=given.mode),
+    "import": lambda spark, given: import_stores(spark, given.paths, given.out),
+    "migrate": lambda spark, given: migrate(spark, given.paths, given.out, mode=given.mode),
     "ingest": ingest,
 }
 """By the name in ``qindex pipeline NAME``."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, get_args
@@ -23,6 +22,7 @@ from pyspark.sql import functions as f
 from journal.errors import StoreError, UsageError
 from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
+from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
 from pyspark_qindex.jobs.refill import QueueFill, RocketFill, fill_stores
 from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
 from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of, queues_kept
@@ -55,7 +55,7 @@ LEFT_BEHIND: Final = table("store string, queue string, seq_id bigint, what stri
 ``what``: the name of a setting, with its ``value`` as JSON; ``damaged settings``, and why;
 ``deliveries``, how many a message had; ``empty queue``, and its next seq_id; or ``consumer
 offset``, of a group."""
-DAMAGED: Final = "damaged settings"
+_DAMAGED: Final = "damaged settings"
 
 _PLACE: Final = ("store", "queue", "seq_id", "priority")
 _MESSAGE_COLUMNS: Final = (*_PLACE, "msg_id", "persistent", "redelivered", "expiry", "envelope",
@@ -66,22 +66,6 @@ _RECORD_COLUMNS: Final = ("store", "offset", "record_size", "topic", "queue_id",
                           *_KEPT_FIELDS, "properties_raw", "body", "error")  # fmt: skip
 
 
-@dataclass(slots=True)
-class MigrateResult:
-    """``moves``: a row for each message (:data:`MOVES`). ``left_behind``: a row for each thing
-    that is not carried over (:data:`LEFT_BEHIND`). ``targets``: the new stores, by
-    the one they came from."""
-
-    moves: DataFrame
-    left_behind: DataFrame
-    targets: dict[str, str]
-
-    def unpersist(self) -> None:
-        """Let Spark forget the rows."""
-        self.moves.unpersist()
-        self.left_behind.unpersist()
-
-
 def migrate(
     spark: SparkSession,
     paths: Sequence[str],
@@ -90,13 +74,15 @@ def migrate(
     to: Direction | None = None,
     sizes: dict[str, int] | None = None,
     mode: str = "permissive",
-) -> MigrateResult:
+) -> Outcome:
     """Fill a new store below ``out``/stores for each store at or below ``paths``.
 
     ``to``: ``rocketmq`` or ``qindex``; by default, whatever the stores are not. ``sizes``: of the
     files of a RocketMQ store, as :func:`rocketstore.open` takes them. ``mode``: ``permissive``, or
-    ``failfast``: damage ends it, and nothing is moved. When this returns all is
-    moved. Raises :class:`UsageError` for paths with stores of both kinds, and as
+    ``failfast``: damage ends it, and nothing is moved. When this returns all is moved. Tables:
+    ``report``, ``moves`` (:data:`MOVES`), ``left_behind`` (:data:`LEFT_BEHIND`).
+
+    Raises :class:`UsageError` for paths with stores of both kinds, and as
     :func:`pyspark_qindex.jobs.fleet.find_fleet`.
     """
     fleet = find_fleet(paths)
@@ -118,7 +104,41 @@ def migrate(
         moved = _kept(_into_rocketmq(spark, messages, targets, sizes or {}))
         moves = _kept(moved.unionByName(_left_out(spark, messages, fleet, mode)))
         moved.unpersist()
-    return MigrateResult(moves, _kept(left_behind(spark, fleet)), targets)
+    return _outcome(moves, _kept(left_behind(spark, fleet)), targets)
+
+
+def _outcome(moves: DataFrame, left: DataFrame, targets: dict[str, str]) -> Outcome:
+    by = ("store", "status", "reason")
+    figures = (f.count("*").alias("messages"), f.sum("size").alias("bytes"))
+    report = moves.groupBy(*by).agg(*figures).orderBy(*by)
+    rows = report.collect()
+    summary = {
+        "stores": len(targets),
+        "moved": sum(row["messages"] for row in rows if row["status"] == "moved"),
+        "skipped": sum(row["messages"] for row in rows if row["status"] == "skipped"),
+        "left_behind": left.count(),
+    }
+    damaged = any(row["reason"] == "damaged" for row in rows)
+    damaged |= left.where(f.col("what") == _DAMAGED).count() > 0
+
+    def finish() -> None:
+        moves.unpersist()
+        left.unpersist()
+
+    in_order = left.orderBy("store", "queue", "what", "seq_id")
+    return Outcome(
+        summary,
+        {
+            "report": Table(report, title="Messages"),
+            "left_behind": Table(in_order, title="Not carried over"),
+            "moves": Table(moves, large=True),
+        },
+        shown="report",
+        plots=[Plot("Messages", "report", "bars", by, "messages")],
+        found=damaged,
+        finish=finish,
+        targets=targets,
+    )
 
 
 def _kept(rows: DataFrame) -> DataFrame:
@@ -299,7 +319,7 @@ def _of_queues(one: Store) -> Iterator[Row]:
     url = one.url
     for kept in queues_kept(one, permissive=True):
         if kept.error is not None:
-            yield url, kept.name, None, DAMAGED, kept.error
+            yield url, kept.name, None, _DAMAGED, kept.error
         for name, value in (kept.settings or {}).items():
             if value is not None:
                 yield url, kept.name, None, name, json.dumps(value)

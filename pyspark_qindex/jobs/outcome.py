@@ -58,7 +58,7 @@ class Table:
 class Outcome:
     """``summary``: figures by name. ``shown``: the table that a terminal shows. ``found``: whether
     damage or differences were found (exit status 1). ``notes``: lines for people. ``finish``:
-    called when all is written."""
+    called when all is written. ``targets``: the stores that were made, by the one they are from."""
 
     summary: dict[str, Any]
     tables: dict[str, Table]
@@ -67,3 +67,4 @@ class Outcome:
     found: bool = False
     notes: list[str] = field(default_factory=list)
     finish: Callable[[], None] = lambda: None
+    targets: dict[str, str] = field(default_factory=dict)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,8 +25,10 @@ from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import PUT_FIELDS, Origin, RocketRecord
+from pyspark_qindex.jobs.outcome import Outcome, Table
 from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, fill_stores
 from pyspark_qindex.jobs.tasks import Row, map_rows, together
+from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store
 from qindex.format import layout
@@ -36,7 +38,7 @@ from qindex.format.priorities import SHIFT
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.notes.delivery_counts import unpack_counts
 from qindex.tools.staging import Staging
-from qindex.view.arrow import Table, plain_text
+from qindex.view.arrow import plain_text
 from qindex.view.reader import StoreReader
 
 _TABLES: Final = ("messages", "queues", "records")
@@ -61,45 +63,43 @@ IMPORTED: Final = table(
     "store string, target string, queue string, messages bigint, bytes bigint, skipped bigint"
 )
 """What was imported of each queue; ``skipped``: rows without a message (they tell of damage)."""
-_PUT: Final[Table] = {"store": "string", "queue": "string", "size": "bigint", "skipped": "boolean"}
+_PUT: Final = {"store": "string", "queue": "string", "size": "bigint", "skipped": "boolean"}
 """A row of a table that was gone through. ``size``: of the body, where it is a message."""
 
 
-@dataclass(slots=True)
-class ExportResult:
-    """``tables``: by name, to be written as Parquet. ``stores``: how many."""
-
-    tables: dict[str, DataFrame]
-    stores: int
-
-
-@dataclass(slots=True)
-class ImportResult:
-    """``queues``: :data:`IMPORTED`. ``targets``: the new stores, by the store they came from."""
-
-    queues: DataFrame
-    targets: dict[str, str]
-
-
 def export_stores(
-    spark: SparkSession, paths: Sequence[str], *, mode: str = "permissive"
-) -> ExportResult:
-    """Read all that stores at or below ``paths`` hold, as tables. What is damaged is a row with
-    ``error``, or, with ``mode`` ``failfast``, ends the read. Raises as
-    :func:`pyspark_qindex.jobs.fleet.find_fleet`."""
+    spark: SparkSession, paths: Sequence[str], out: str, *, mode: str = "permissive"
+) -> Outcome:
+    """Write all that stores at or below ``paths`` hold as tables of Parquet into ``out``.
+
+    What is damaged is a row with ``error``, or, with ``mode`` ``failfast``, ends it. Raises as
+    :func:`pyspark_qindex.jobs.fleet.find_fleet`.
+    """
     fleet = find_fleet(paths)
     queues = [one for one in fleet if not one.is_rocket]
     rockets = [one.url for one in fleet if one.is_rocket]
-    tables: dict[str, DataFrame] = {}
+    frames: dict[str, DataFrame] = {}
     if queues:
-        read = spark.read.format("qindex").option("mode", mode)
-        tables["messages"] = read.load([one.url for one in queues])
+        frames["messages"] = read(spark, [one.url for one in queues], mode=mode)
         permissive = mode == "permissive"
         rows = [row for one in queues for row in _queue_rows(one, permissive=permissive)]
-        tables["queues"] = spark.createDataFrame(rows, spark_schema(QUEUES))
+        frames["queues"] = spark.createDataFrame(rows, spark_schema(QUEUES))
     if rockets:
-        tables["records"] = spark.read.format("rocketstore").option("mode", mode).load(rockets)
-    return ExportResult(tables, len(fleet))
+        frames["records"] = read(spark, rockets, source="rocketstore", mode=mode)
+    summary = Counter({"stores": len(fleet), "messages": 0, "bytes": 0, "damaged": 0})
+    tables: dict[str, Table] = {}
+    for name, frame in frames.items():
+        path = os.path.join(out, f"{name}.parquet")
+        frame.write.parquet(path)
+        written = spark.read.parquet(path)
+        tables[name] = Table(written, large=name != "queues", title="Queues", written=True)
+        summary["damaged"] += written.where("error is not null").count()
+        if name != "queues":
+            bodies = written.selectExpr("count(body)", "coalesce(sum(length(body)), 0)")
+            messages, size = bodies.collect()[0]
+            summary.update(messages=messages, bytes=size)
+    shown = "queues" if "queues" in tables else ""
+    return Outcome(dict(summary), tables, shown, found=summary["damaged"] > 0)
 
 
 def _queue_rows(one: Store, *, permissive: bool) -> Iterator[Row]:
@@ -148,8 +148,9 @@ def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
         )
 
 
-def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> ImportResult:
-    """Make stores below ``out``/stores from the tables of exports in ``paths``.
+def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Outcome:
+    """Make stores below ``out``/stores from the tables of exports in ``paths``. Table
+    ``imported``: :data:`IMPORTED`.
 
     Both must be local (:class:`UsageError`). Raises :class:`NotAStoreError` for a path without
     tables, or with tables that no export has written, :class:`StoreError`.
@@ -173,7 +174,12 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Import
     )  # fmt: skip
     rows = counted.orderBy("store", "queue").collect()
     done = [(store, targets[store], *figures) for store, *figures in rows]
-    return ImportResult(spark.createDataFrame(done, spark_schema(IMPORTED)), targets)
+    made = spark.createDataFrame(done, spark_schema(IMPORTED))
+    summary = {"stores": len(targets)}
+    for at, name in enumerate(("messages", "bytes", "skipped"), 3):
+        summary[name] = sum(row[at] for row in done)
+    tables_ = {"imported": Table(made, title="Queues")}
+    return Outcome(summary, tables_, "imported", found=summary["skipped"] > 0, targets=targets)
 
 
 def _kept_of(queues: DataFrame) -> dict[str, list[QueueKept]]:

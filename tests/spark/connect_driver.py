@@ -7,14 +7,11 @@ index of a store through a server; then it prints what came out, as JSON.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 
 from pyspark_qindex import session
 from pyspark_qindex.jobs import audit
-from pyspark_qindex.jobs.commands import run_build_index
-from pyspark_qindex.jobs.outcome import JobOptions
+from pyspark_qindex.jobs.build_index import build_index
 
 
 def main(url: str, fleet: str, rocket: str) -> None:
@@ -26,8 +23,7 @@ def main(url: str, fleet: str, rocket: str) -> None:
     columns = ("store", "kind", "number")
     found = sorted(list(map(str, row)) for row in result.findings.select(*columns).collect())
     result.unpersist()
-    out = os.path.join(tempfile.gettempdir(), "out")
-    built = run_build_index(spark, JobOptions([rocket], out))
+    built = build_index(spark, [rocket])
     said = {
         "queues": {row[0]: row[1] for row in rows.groupBy("queue").count().collect()},
         "found": found,

@@ -85,7 +85,7 @@ def jobs(spark: SparkSession, fleet: str, rocket: str) -> None:
     found = sorted(list(map(str, row)) for row in result.findings.select(*columns).collect())
     result.unpersist()
     built = build_index(spark, [rocket])
-    files = sorted([row["file"], row["was"]] for row in built.files.collect())
+    files = sorted([row["file"], row["was"]] for row in built.tables["files"].rows.collect())
     print(json.dumps({"found": found, "files": files}), flush=True)
 
 
@@ -113,7 +113,13 @@ def every_way(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[s
         return StoreReader(queues).queue("new").summary().messages
 
     def migrated(path: str, to: str) -> int:
-        return migrate(spark, [path], os.path.join(out, to)).moves.count()
+        return migrate(spark, [path], os.path.join(out, to)).tables["moves"].rows.count()
+
+    def exported(path: str) -> int:
+        messages: int = export_stores(spark, [path], os.path.join(out, "export")).summary[
+            "messages"
+        ]
+        return messages
 
     ways: dict[str, Callable[[], int]] = {
         f"{source} {table} {mode}": partial(read, source, table, mode)
@@ -127,11 +133,11 @@ def every_way(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[s
         "audit": lambda: audit(spark, [queues, rocket]).findings.count(),
         "stats": lambda: stats(spark, [queues]).queues.count(),
         "stats rocketstore": lambda: stats(spark, [rocket]).queues.count(),
-        "export": lambda: export_stores(spark, [queues]).tables["messages"].count(),
-        "export rocketstore": lambda: export_stores(spark, [rocket]).tables["records"].count(),
+        "export": partial(exported, queues),
+        "export rocketstore": partial(exported, rocket),
         "migrate": partial(migrated, queues, "to-rocket"),
         "migrate rocketstore": partial(migrated, rocket, "to-queues"),
-        "build-index": lambda: build_index(spark, [rocket]).files.count(),
+        "build-index": lambda: build_index(spark, [rocket]).summary["messages"],
     }
     ended: dict[str, int | str] = {}
     for name, way in ways.items():

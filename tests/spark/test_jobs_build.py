@@ -17,8 +17,6 @@ import rocketstore
 from journal.errors import DamageError, LockedError, NotAStoreError
 from journal.fs.files import REAL
 from pyspark_qindex.jobs.build_index import build_index
-from pyspark_qindex.jobs.commands import run_build_index
-from pyspark_qindex.jobs.outcome import JobOptions
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
 from rocketstore.repair.derived_files import STAGING
@@ -86,7 +84,7 @@ def test_the_same_bytes_as_in_sequence(spark: SparkSession, tmp_path: Path) -> N
     as_it_was = {name: derived_files(fleet / name) for name in names}
     had_abort = {name: (fleet / name / "abort").exists() for name in names}
     result = build_index(spark, [str(fleet)])
-    assert result.stores == len(names)
+    assert result.summary["stores"] == len(names)
     for name in names:
         assert derived_files(fleet / name) == wanted[name], name
         assert not (fleet / name / STAGING).exists()
@@ -100,7 +98,10 @@ def test_the_same_bytes_as_in_sequence(spark: SparkSession, tmp_path: Path) -> N
     # keep units of messages that are gone.
     for name in set(names) - {"expire"}:
         assert wanted[name] == as_it_was[name], name
-    was = {row["was"] for row in result.files.where("store not like '%expire'").collect()}
+    was = {
+        row["was"]
+        for row in result.tables["files"].rows.where("store not like '%expire'").collect()
+    }
     assert was == {"identical"}
 
 
@@ -112,11 +113,11 @@ def test_what_was_damaged_or_lost_is_there_again(spark: SparkSession, tmp_path: 
     damaged.write_bytes(bytes(damaged.stat().st_size))
     (store / "config" / "rocketstore.json").unlink()
     result = build_index(spark, [str(store)], install=False, out=str(tmp_path / "out"))
-    assert result.directory == str(tmp_path / "out")
+    assert result.notes == [f"left below {tmp_path / 'out'}"]
     assert derived_files(store) != before, "without install nothing is changed"
     (left,) = (tmp_path / "out").iterdir()
     assert (left / "consumequeue" / "orders" / "1").is_dir()
-    was = {row["file"]: row["was"] for row in result.files.collect()}
+    was = {row["file"]: row["was"] for row in result.tables["files"].rows.collect()}
     assert was["consumequeue/orders/1"] == "missing"
     assert sorted(was.values()).count("different") == 1
     build_index(spark, [str(store)])
@@ -188,7 +189,7 @@ def test_other_stores_go_on(spark: SparkSession, tmp_path: Path) -> None:
     os.truncate(logs["cut"][0], 5000)
     logs["gap"][1].unlink()
     before = {name: derived_files(store) for name, store in bad.items()}
-    outcome = run_build_index(spark, JobOptions([str(tmp_path)], str(tmp_path / "out")))
+    outcome = build_index(spark, [str(tmp_path)])
     assert derived_files(good) == wanted
     assert {name: derived_files(store) for name, store in bad.items()} == before
     assert not any((store / STAGING).exists() for store in (good, *bad.values()))

@@ -15,13 +15,11 @@ import qindex
 import rocketstore
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from pyspark_qindex.jobs import transfer
-from pyspark_qindex.jobs.commands import run_export
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
 from pyspark_qindex.jobs.mapping import decode_name, encode_name
 from pyspark_qindex.jobs.migrate import migrate
-from pyspark_qindex.jobs.outcome import JobOptions
 from pyspark_qindex.jobs.stats import stats
-from pyspark_qindex.jobs.transfer import import_stores, queues_kept
+from pyspark_qindex.jobs.transfer import export_stores, import_stores, queues_kept
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
@@ -95,7 +93,7 @@ def test_export_and_import_lose_nothing(
     spark: SparkSession, stores: dict[str, Path], tmp_path: Path
 ) -> None:
     root = stores["plain"].parent
-    outcome = run_export(spark, JobOptions([str(root)], str(tmp_path / "export")))
+    outcome = export_stores(spark, [str(root)], str(tmp_path / "export"))
     outcome.tables["queues"].rows.write.parquet(str(tmp_path / "export" / "q"))
     shutil.rmtree(tmp_path / "export" / "queues.parquet")
     (tmp_path / "export" / "q").rename(tmp_path / "export" / "queues.parquet")
@@ -105,7 +103,7 @@ def test_export_and_import_lose_nothing(
     assert outcome.summary["damaged"] == 0
     assert not outcome.found
     result = import_stores(spark, [str(tmp_path / "export")], str(tmp_path))
-    assert sum(row["messages"] for row in result.queues.collect()) == total
+    assert result.summary["messages"] == total
     for name, path in stores.items():
         made = result.targets[str(path)]
         assert cat(made, renumbered=True) == wanted[name], name
@@ -138,7 +136,7 @@ def test_a_rocketmq_store_comes_back_with_the_same_records(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     store = make_rocket(tmp_path / "rocket")
-    outcome = run_export(spark, JobOptions([str(store)], str(tmp_path / "export")))
+    outcome = export_stores(spark, [str(store)], str(tmp_path / "export"))
     assert outcome.summary["messages"] == 700
     result = import_stores(spark, [str(tmp_path / "export")], str(tmp_path))
     made = Path(result.targets[str(store)])
@@ -160,10 +158,12 @@ def test_into_rocketmq_and_back(
 ) -> None:
     root = str(stores["plain"].parent)
     there = migrate(spark, [root], str(tmp_path / "there"))
-    rows = [row.asDict() for row in there.moves.collect()]
-    mine = there.left_behind.where(f"store in ('{stores['live']}', '{stores['plain']}')")
+    rows = [row.asDict() for row in there.tables["moves"].rows.collect()]
+    mine = there.tables["left_behind"].rows.where(
+        f"store in ('{stores['live']}', '{stores['plain']}')"
+    )
     left = [(row.queue, row.seq_id, row.what, row.value) for row in mine.collect()]
-    there.unpersist()
+    there.finish()
     assert sorted(left, key=str) == [
         ("audit/ü", None, "message_ttl", "86400.0"),
         ("mixed/1 $", 0, "deliveries", "2"),
@@ -185,8 +185,8 @@ def test_into_rocketmq_and_back(
         assert first.properties["h.n"] == "3"
         assert first.properties["h.raw"] == '{"$base64": "AP8="}'
     back = migrate(spark, [str(tmp_path / "there" / "stores")], str(tmp_path / "back"))
-    moved = Counter(row["status"] for row in back.moves.collect())
-    back.unpersist()
+    moved = Counter(row["status"] for row in back.tables["moves"].rows.collect())
+    back.finish()
     assert moved == {"moved": total}
     for name in stores:
         made = cat(tmp_path / "back" / "stores" / name, renumbered=True)
@@ -196,15 +196,15 @@ def test_into_rocketmq_and_back(
 def test_rocketmq_into_queues_and_back(spark: SparkSession, tmp_path: Path) -> None:
     store = make_rocket(tmp_path / "rocket")
     there = migrate(spark, [str(store)], str(tmp_path / "there"))
-    rows = [row.asDict() for row in there.moves.collect()]
-    there.unpersist()
+    rows = [row.asDict() for row in there.tables["moves"].rows.collect()]
+    there.finish()
     reasons = Counter((row["status"], row["reason"]) for row in rows)
     assert sum(reasons.values()) == 700, "each record of the log is accounted for"
     assert reasons == {("moved", None): 664, ("skipped", "undone"): 36}
     made = there.targets[str(store)]
     assert {"orders.0", "audit.1"} <= set(StoreReader(made).queue_names())
     back = migrate(spark, [made], str(tmp_path / "back"))
-    back.unpersist()
+    back.finish()
     with (
         rocketstore.open(store, read_only=True) as one,
         rocketstore.open(back.targets[made], read_only=True) as other,
@@ -247,16 +247,18 @@ def test_what_rocketmq_cannot_hold_is_skipped_and_accounted_for(
     data[data.index(b"D" * 20_000) + 5] ^= 1
     file.write_bytes(data)
     result = migrate(spark, [str(store)], str(tmp_path))
-    rows = [row.asDict() for row in result.moves.orderBy("queue", "seq_id").collect()]
-    (lost,) = result.left_behind.where("what = 'damaged settings'").collect()
-    result.unpersist()
+    rows = [
+        row.asDict() for row in result.tables["moves"].rows.orderBy("queue", "seq_id").collect()
+    ]
+    (lost,) = result.tables["left_behind"].rows.where("what = 'damaged settings'").collect()
+    result.finish()
     assert lost.queue == "limited"
     assert lost.value.startswith(f"{settings}: at offset 0: ")
     (fleet,) = find_fleet([str(store)])
     assert [one.error for one in queues_kept(fleet, permissive=True) if one.error] == [lost.value]
     with pytest.raises(DamageError, match="the settings of the queue"):
         list(queues_kept(fleet, permissive=False))
-    outcome = run_export(spark, JobOptions([str(store)], str(tmp_path / "export")))
+    outcome = export_stores(spark, [str(store)], str(tmp_path / "export"))
     # An entry without its message, a record that no entry is sure to name, a queue's settings.
     assert outcome.summary["damaged"] == 3
     in_q = {row["seq_id"]: row for row in rows if row["queue"] == "q" and row["seq_id"] is not None}
@@ -371,8 +373,8 @@ def test_what_is_published_while_it_runs_is_told_from_what_is_lost(
 
         monkeypatch.setattr(module, "_left_out", later)
         result = migrate(spark, [str(store)], str(tmp_path))
-        rows = result.moves.orderBy("seq_id").collect()
-        result.unpersist()
+        rows = result.tables["moves"].rows.orderBy("seq_id").collect()
+        result.finish()
     assert [(row.seq_id, row.status, row.reason) for row in rows] == [
         (0, "moved", None), (1, "moved", None),
         (2, "skipped", "later"), (3, "skipped", "later"),

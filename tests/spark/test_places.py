@@ -20,11 +20,9 @@ from journal.errors import StorageError, UsageError
 from pyspark_qindex import filesystem
 from pyspark_qindex.filesystem import RemoteFileSystem, expand, file_system, local_path
 from pyspark_qindex.jobs.audit import audit
-from pyspark_qindex.jobs.commands import run_export
 from pyspark_qindex.jobs.migrate import migrate
-from pyspark_qindex.jobs.outcome import JobOptions
 from pyspark_qindex.jobs.stats import stats
-from pyspark_qindex.jobs.transfer import find_exports, import_stores
+from pyspark_qindex.jobs.transfer import export_stores, find_exports, import_stores
 from qindex.view.reader import StoreReader
 from tests.cli.support import run
 from tests.spark.faults import FAULTS
@@ -88,7 +86,7 @@ def test_stats(spark: SparkSession, places: Path) -> None:
 
 def test_export(spark: SparkSession, places: Path, tmp_path: Path) -> None:
     paths = [url(places / name) for name in ("plain", "stored", "rocket")]
-    outcome = run_export(spark, JobOptions(paths, str(tmp_path / "there")))
+    outcome = export_stores(spark, paths, str(tmp_path / "there"))
     assert (outcome.summary["messages"], outcome.summary["damaged"]) == (72 + 6 + 120, 0)
     result = import_stores(spark, [f"file://{tmp_path / 'there'}"], f"file://{tmp_path / 'new'}")
     made = Path(result.targets[url(places / "stored")])
@@ -105,10 +103,10 @@ def test_migrate(spark: SparkSession, places: Path, tmp_path: Path) -> None:
     config.mkdir(exist_ok=True)
     (config / "delayOffset.json").write_text('{"offsetTable":{2:1}}')
     result = migrate(spark, [url(places / "rocket")], str(tmp_path))
-    (left,) = result.left_behind.collect()
+    (left,) = result.tables["left_behind"].rows.collect()
     assert (left.queue, left.what, left.value) == ("orders/1", "consumer offset", "workers: 3")
-    rows = [row.asDict() for row in result.moves.collect()]
-    result.unpersist()
+    rows = [row.asDict() for row in result.tables["moves"].rows.collect()]
+    result.finish()
     assert len(rows) == 120
     delayed = [row for row in rows if row["queue"] == "SCHEDULE_TOPIC_XXXX/1"]
     assert [(row["reason"], row["what"]) for row in delayed] == [
