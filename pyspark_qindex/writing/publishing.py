@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from time import monotonic, sleep, time
+from time import time
 from typing import Final
 
 import qindex
@@ -36,7 +36,6 @@ STEP: Final = MOST_RESERVED
 """Rows of a step at most."""
 _ROWS_AT_ONCE: Final = 4096
 _BYTES_AT_ONCE: Final = 8 << 20
-_LOOK_AGAIN: Final = 0.05
 _COMPARED: Final = 64
 
 
@@ -63,19 +62,6 @@ def make_store(store: str, queue: str) -> None:
         return
 
 
-def open_waiting(store: str, seconds: float) -> qindex.Engine:
-    """Open a store, or wait until whoever has it is done. Raises :class:`LockedError` when the
-    time is over."""
-    until = monotonic() + seconds
-    while True:
-        try:
-            return qindex.open(store)
-        except LockedError:
-            if monotonic() >= until:
-                raise
-        sleep(_LOOK_AGAIN)
-
-
 def commit_batch(
     store: str,
     queue: str,
@@ -94,7 +80,7 @@ def commit_batch(
     then finished by the next attempt, of any query into this store.
     """
     staging = Staging(store)
-    with open_waiting(store, lock_timeout) as engine:
+    with qindex.open(store, lock_timeout=lock_timeout) as engine:
         for left in list(staging.unfinished()):
             if left.query == query or left.queue == queue:
                 _publish(engine, staging, left, resumed=left.rows > 0)

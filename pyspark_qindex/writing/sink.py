@@ -74,8 +74,8 @@ def sink_options(options: Mapping[str, str], *, stream: bool) -> SinkOptions:
         raise UsageError(f"a local path of a store is needed to publish into, not {store!r}")
     if not given.get("queue"):
         raise UsageError("option queue is needed: the name of the queue to publish into")
-    timeout = number_of(given, "locktimeout") if "locktimeout" in given else 60
-    hours = number_of(given, "orphanhours") if "orphanhours" in given else 24 * 7
+    timeout = number_of(given, "locktimeout", 60)
+    hours = number_of(given, "orphanhours", 24 * 7)
     return SinkOptions(
         os.path.abspath(store), given["queue"], timeout, hours * 3600.0, given.get("jobid", "")
     )

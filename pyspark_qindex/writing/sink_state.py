@@ -18,10 +18,11 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from journal.errors import DamageError, StorageError, storage_errors
+from journal.errors import DamageError, storage_errors
 from journal.fs.beneath import beneath
 from journal.fs.files import REAL, FileSystem, make_dirs, names_in, read_optional, replace_file
 from qindex.format import layout
@@ -89,42 +90,31 @@ class Staging:
                 if progress is not None and not progress.finished:
                     yield progress
 
-    def sweep(self, query: str, batch: int) -> int:
-        """Remove the rows of a query's batches up to ``batch``, whoever left them; returns the
-        number of files."""
+    def sweep(self, query: str, batch: int) -> None:
+        """Remove the rows of a query's batches up to ``batch``, whoever left them."""
         root = os.path.join(self.path, _name_of(query))
-        removed = 0
         for name in self._names(root):
             if name.isdigit() and int(name) <= batch:
-                removed += self._remove(os.path.join(root, name))
-        return removed
+                self._remove(os.path.join(root, name))
 
-    def sweep_old(self, older_than: float) -> int:
+    def sweep_old(self, older_than: float) -> None:
         """Remove the rows that were staged before ``older_than`` (seconds since 1970) by queries
-        with no batch to finish; returns the number of files."""
+        with no batch to finish."""
         busy = {_name_of(progress.query) for progress in self.unfinished()}
-        removed = 0
         for query in self._names(self.path):
-            root = os.path.join(self.path, query)
             if query.endswith(_SUFFIX) or query in busy:
                 continue
-            for name in self._names(root):
-                path = os.path.join(root, name)
+            for name in self._names(os.path.join(self.path, query)):
+                path = os.path.join(self.path, query, name)
                 if self.fs.stat(path).st_mtime < older_than:
-                    removed += self._remove(path)
-        return removed
+                    self._remove(path)
 
-    def _remove(self, directory: str) -> int:
+    def _remove(self, directory: str) -> None:
         names = self._names(directory)
-        try:
+        with storage_errors(directory, "can't be removed"), suppress(FileNotFoundError):
             for name in names:
                 self.fs.unlink(os.path.join(directory, name))
             self.fs.rmdir(directory)
-        except FileNotFoundError:
-            return len(names)
-        except OSError as error:
-            raise StorageError(directory, "can't be removed", error) from error
-        return len(names)
 
     def _names(self, directory: str) -> list[str]:
         with storage_errors(directory, "can't be listed"):
