@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex import schemas
+from pyspark_qindex.offsets import Places, flatten
 from qindex.view.arrow import Table, choose_columns
 from qindex.view.message_batches import MESSAGES
 
@@ -32,6 +33,7 @@ ROCKET_TABLES: Final[dict[str, Table]] = {
 }
 """The same of the source ``rocketstore``."""
 
+_D = TypeVar("_D", int, None)
 _MODES: Final = ("permissive", "failfast")
 _STARTS: Final = ("earliest", "latest")
 _COMMON: Final = frozenset({"path", "paths", "include", "columns", "mode", "partitions"})
@@ -54,8 +56,8 @@ class ReadOptions:
 
     ``paths``: directories or globs. ``columns``: the part of the table that is wanted.
     ``names``: queues (of RocketMQ: topics), none for all. ``seq_from <= seq_id < seq_to``.
-    ``starting``: ``earliest``, ``latest``, or offsets as JSON. ``ending``: offsets as JSON, or
-    empty. ``partitions``: tasks, 0: by the machine. ``storage``: the options of fsspec.
+    ``starting``: ``earliest``, ``latest``, or places. ``partitions``: tasks, 0: by the machine.
+    ``storage``: the options of fsspec.
     """
 
     paths: tuple[str, ...]
@@ -68,8 +70,8 @@ class ReadOptions:
     seq_to: int | None = None
     key: str | None = None
     partitions: int = 0
-    starting: str = "earliest"
-    ending: str = ""
+    starting: str | Places = "earliest"
+    ending: Places | None = None
     most_in_batch: int | None = None
     storage: dict[str, str] = field(default_factory=dict)
 
@@ -91,26 +93,28 @@ def read_options(
     for name in _STREAM:
         if name in given and stream is False:
             raise UsageError(f"option {name} is of streams: spark.readStream")
-    paths = _paths(given)
+    # load([...]) gives paths, load(path) a path.
+    paths = _names(given.get("paths", "")) or tuple(filter(None, [given.get("path")]))
     if not paths:
         raise UsageError("no path: load(path) or option path is needed")
-    columns = choose_columns(tables[include], _names(given.get("columns", "")))
+    wanted = [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
+    columns = choose_columns(tables[include], wanted)
     permissive = _one_of(given, "mode", _MODES) == "permissive"
-    names = list_of(given.get("queue", given.get("topic", "")))
+    ending = given.get("endingposition")
     return ReadOptions(
         paths=paths,
         include=include,
         columns=columns if permissive else schemas.without_damage(include, columns),
         permissive=permissive,
-        names=names,
-        queue_id=_optional(given, "queue_id"),
-        seq_from=_optional(given, "seq_from") or 0,
-        seq_to=_optional(given, "seq_to"),
+        names=_names(given.get("queue", given.get("topic", ""))),
+        queue_id=number_of(given, "queue_id", None),
+        seq_from=number_of(given, "seq_from", 0),
+        seq_to=number_of(given, "seq_to", None),
         key=given.get("key"),
-        partitions=_optional(given, "partitions", at_least=1) or 0,
+        partitions=number_of(given, "partitions", 0, at_least=1),
         starting=_starting(given.get("startingposition", "earliest")),
-        ending=_offsets("endingPosition", given.get("endingposition", "")),
-        most_in_batch=_optional(given, "maxmessagesperbatch", at_least=1),
+        ending=_offsets("endingPosition", ending) if ending else None,
+        most_in_batch=number_of(given, "maxmessagesperbatch", None, at_least=1),
         storage={
             name.partition(".")[2]: value
             for name, value in options.items()
@@ -135,17 +139,10 @@ def with_schema(
     return replace(options, columns=schemas.columns_of(schema, table))
 
 
-def list_of(text: str) -> tuple[str, ...]:
-    """Return names from an option: one name, or a JSON array of names."""
-    if not text:
-        return ()
-    if text.startswith("["):
-        return tuple(_json_names(text))
-    return (text,)
-
-
-def number_of(given: Mapping[str, str], name: str, at_least: int = 0) -> int:
+def number_of(given: Mapping[str, str], name: str, default: _D, at_least: int = 0) -> int | _D:
     """Return a number from an option. Raises :class:`UsageError`."""
+    if name not in given:
+        return default
     try:
         value = int(given[name])
     except ValueError as error:
@@ -155,10 +152,6 @@ def number_of(given: Mapping[str, str], name: str, at_least: int = 0) -> int:
     return value
 
 
-def _optional(given: Mapping[str, str], name: str, at_least: int = 0) -> int | None:
-    return number_of(given, name, at_least) if name in given else None
-
-
 def _one_of(given: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
     value = given.get(name, allowed[0]).lower()
     if value not in allowed:
@@ -166,37 +159,29 @@ def _one_of(given: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> st
     return value
 
 
-def _starting(text: str) -> str:
+def _starting(text: str) -> str | Places:
     if text.lower() in _STARTS:
         return text.lower()
     return _offsets("startingPosition", text, "earliest, latest or ")
 
 
-def _offsets(name: str, text: str, others: str = "") -> str:
-    try:
-        offsets = json.loads(text or "{}")
-    except ValueError:
-        offsets = None
+def _offsets(name: str, text: str, others: str = "") -> Places:
+    offsets = _json(text)
     if not isinstance(offsets, dict):
         raise UsageError(f"{name} must be {others}offsets, not {text!r}")
-    return text
+    return flatten(offsets)
 
 
-def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
-    """``load(path)`` gives one, ``load([...])`` a JSON array of them."""
-    found = tuple(_json_names(given["paths"])) if given.get("paths") else ()
-    return found or ((given["path"],) if given.get("path") else ())
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _json_names(text: str) -> list[str]:
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = None
+    """Return names from an option: one name, or a JSON array of names."""
+    names = _json(text) if text.startswith("[") else [text]
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise UsageError(f"a name, or a JSON array of names, is right, not {text!r}")
-    return names
+    return tuple(filter(None, names))

@@ -10,7 +10,6 @@ before they were read are not returned.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -201,11 +200,10 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starting == "latest":
             return unflatten({at: one.end(0) for at, one in found.items()})
         first = {at: one.first for at, one in found.items()}
-        if starting == "earliest":
+        if isinstance(starting, str):
             return unflatten(first)
-        given = flatten(json.loads(starting))
-        check_start(given, self._stores, first)
-        return unflatten(first | given)
+        check_start(starting, self._stores, first)
+        return unflatten(first | starting)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxMessagesPerBatch``."""
@@ -214,10 +212,8 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where they end, or the option ``endingPosition``: this run goes no further."""
-        ending = self.options.ending
-        if ending:
-            self._target = flatten(json.loads(ending))
-        else:
+        self._target = self.options.ending
+        if self._target is None:
             self._target = {at: one.end(0) for at, one in self._look().items()}
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
