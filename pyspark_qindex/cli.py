@@ -27,8 +27,6 @@ from pyspark_qindex.local_session import CONNECT
 from qindex.cli.output import flush, print_json, print_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from pyspark_qindex.jobs.outcome import Outcome
 
 
@@ -204,7 +202,9 @@ def pipeline_command(
                 time.sleep(max(0.0, began + period - time.monotonic()))
         finally:
             if not running:
-                _stop(spark)
+                # A session that broke down can't always be stopped; what broke it was said.
+                with contextlib.suppress(Exception):
+                    spark.stop()
     return 1 if outcome.found else 0
 
 
@@ -286,20 +286,12 @@ def _in_one_line() -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         if os.environ.get("QINDEX_DEBUG"):
             raise
         if _DAMAGE.search(str(error)):
             raise _JobDamageError(explain(error)) from error
         raise _JobFailedError(explain(error)) from error
-
-
-def _stop(spark: SparkSession) -> None:
-    # A session that broke down can't always be stopped in order; what broke it was said.
-    with contextlib.suppress(Exception):
-        spark.stop()
 
 
 def _print(

@@ -39,12 +39,12 @@ def explain(error: BaseException) -> str:
     Spark's machines has not: where it has to be installed. Else the last Python error in it, else
     what Java says.
     """
-    if isinstance(error, StoreError):
-        return one_line(str(error))
     text = str(error)
-    for cause in _chain(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, StoreError):
             return one_line(str(cause))
+        cause = cause.__cause__ or cause.__context__
     ours = _OURS.findall(text)
     if ours:
         return one_line(str(ours[-1][1]))
@@ -67,12 +67,3 @@ def one_line(text: str) -> str:
     """Return a text without line breaks, cut where it is endless."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LONGEST else joined[:_LONGEST] + "..."
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    at: BaseException | None = error.__cause__ or error.__context__
-    while at is not None and at not in found:
-        found.append(at)
-        at = at.__cause__ or at.__context__
-    return found

@@ -207,17 +207,13 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
 
     Raises :class:`UsageError` when a glob matches nothing, :class:`StorageError`.
     """
-    protocol, separator, rest = path.partition(_REMOTE)
-    if separator and protocol == "file":
-        protocol, separator, path = "", "", "/" + rest.lstrip("/")
-    if not separator:
-        local = os.path.expanduser(path)
-        found = sorted(glob.glob(local)) if is_glob(path) and not os.path.exists(local) else [local]
-        places: Place = ("", {})
+    protocol, path = _split(path)
+    if not protocol:
+        found = sorted(glob.glob(path)) if is_glob(path) and not os.path.exists(path) else [path]
         prefix = ""
     else:
-        storage = _with_what_the_url_says(protocol, path, storage)
-        places = (protocol, storage)
+        # Those that are given win over host, user and port of the URL.
+        storage = {**_fsspec(protocol)._get_kwargs_from_urls(path), **storage}
         remote = _fsspec_file_system(protocol, storage)
         key = remote._strip_protocol(path)
         if _REMOTE in key:
@@ -228,7 +224,7 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
         prefix = _before(path, key) or protocol + ("://" if remote.root_marker else ":/")
     if not found:
         raise UsageError(f"{path}: nothing matches")
-    return places, found, prefix
+    return (protocol, storage if protocol else {}), found, prefix
 
 
 def local_path(path: str, what: str) -> str:
@@ -236,21 +232,18 @@ def local_path(path: str, what: str) -> str:
 
     Raises :class:`UsageError` for another protocol than ``file``.
     """
+    protocol, path = _split(path)
+    if protocol:
+        raise UsageError(f"{path}: {what} must be a local path")
+    return os.path.abspath(path)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the protocol of a URL, and the URL; nothing and a local path for all others."""
     protocol, separator, rest = path.partition(_REMOTE)
     if not separator:
-        return os.path.abspath(os.path.expanduser(path))
-    if protocol != "file":
-        raise UsageError(f"{path}: {what} must be a local path")
-    return os.path.abspath("/" + rest.lstrip("/"))
-
-
-def _with_what_the_url_says(protocol: str, path: str, storage: dict[str, Any]) -> dict[str, Any]:
-    """Return fsspec's arguments. Those in ``storage`` win over host, user and port of the URL."""
-    try:
-        found = _fsspec(protocol).get_filesystem_class(protocol)._get_kwargs_from_urls(path)
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"{protocol}://: {error}") from error
-    return {**found, **storage}
+        return "", os.path.expanduser(path)
+    return ("", "/" + rest.lstrip("/")) if protocol == "file" else (protocol, path)
 
 
 def _before(path: str, key: str) -> str | None:
@@ -260,17 +253,21 @@ def _before(path: str, key: str) -> str | None:
 
 
 def _fsspec(protocol: str) -> Any:
+    """Return the class of a protocol's file systems."""
     try:
         import fsspec
     except ImportError as error:
         raise SparkMissingError(f"{protocol}://: needs fsspec: pip install fsspec") from error
-    return fsspec
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"{protocol}://: {error}") from error
 
 
 def _fsspec_file_system(protocol: str, storage: dict[str, Any]) -> Any:
-    fsspec = _fsspec(protocol)
+    kind = _fsspec(protocol)
     try:
         with _as_system_error(protocol):
-            return fsspec.filesystem(protocol, **storage)
+            return kind(**storage)
     except OSError as error:
         raise UsageError(f"{protocol}://: {error.strerror or error}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 from journal.arguments import listed
 from journal.errors import UsageError
@@ -65,17 +64,11 @@ def store_names(stores: Sequence[str]) -> dict[str, str]:
     {'/srv/fleet/a/orders': 'orders'}
     """
     parts = {store: store.replace("://", "/").strip("/").split("/") for store in set(stores)}
-    if len(parts) == 1:
-        return {store: found[-1] or "store" for store, found in parts.items()}
-    first, *others = parts.values()
-    common = list(
-        takewhile(
-            lambda n: all(one[: n + 1] == first[: n + 1] for one in others), range(len(first))
-        )
-    )
+    shared = [len(set(names)) == 1 for names in zip(*parts.values(), strict=False)]
+    common = [*shared, False].index(False) if len(parts) > 1 else -1
     names: dict[str, str] = {}
     for store in sorted(parts):
-        name = "~".join(parts[store][len(common) :]) or "store"
+        name = "~".join(parts[store][common:]) or "store"
         while name in names.values():
             name += "~"
         names[store] = name
