@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -27,19 +27,13 @@ from pyspark_qindex.local_session import CONNECT
 from qindex.cli.output import flush, print_json, print_line
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from pyspark_qindex.jobs.outcome import Outcome
 
 
-JOB_NAMES: Final = (
-    "audit",
-    "stats",
-    "report",
-    "build-index",
-    "export",
-    "import",
-    "migrate",
-    "ingest",
-)
+JOB_NAMES: Final = ("audit", "stats", "report", "build-index", "export", "import", "migrate",
+                    "ingest")  # fmt: skip
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas")
 _ANSWERS: Final = re.compile(r"(?:spark|sc)://([^/]+)(?:/.*)?")
 _CONNECT_PORT: Final = "15002"
@@ -150,7 +144,6 @@ def pipeline_command(
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.ingest import lake_conf
     from pyspark_qindex.jobs.outcome import JobOptions
-    from pyspark_qindex.jobs.progress import show_progress
     from pyspark_qindex.jobs.report import data_directory
     from pyspark_qindex.jobs.results import claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
@@ -294,6 +287,48 @@ def _in_one_line() -> Iterator[None]:
         raise _JobFailedError(explain(error)) from error
 
 
+@contextlib.contextmanager
+def show_progress(spark: SparkSession, job: str) -> Iterator[None]:
+    """Show a bar on standard error while the block runs, if that is a terminal (Spark Connect has
+    a bar of its own)."""
+    if not sys.stderr.isatty() or getattr(spark, "sparkContext", None) is None:
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    class Following(Progress):
+        def get_renderables(self) -> Iterable[Any]:
+            # A session that broke down tells nothing any more.
+            with contextlib.suppress(Exception):
+                done, total, stage = tasks_under_way(spark)
+                if total:
+                    text = f"{job}: stage {stage}"
+                    self.update(bar, completed=done, total=total, description=text)
+            return super().get_renderables()
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tasks"),
+        TimeElapsedColumn(),
+    )
+    progress = Following(*columns, console=Console(stderr=True), transient=True)
+    bar = progress.add_task(job, total=None)
+    with progress:
+        yield
+
+
+def tasks_under_way(spark: SparkSession) -> tuple[int, int, int]:
+    """Return tasks done and tasks in all of the active stages, and the number of the newest."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = tracker.getActiveStageIds()
+    infos = [info for info in map(tracker.getStageInfo, stages) if info is not None]
+    done = sum(info.numCompletedTasks for info in infos)
+    return done, sum(info.numTasks for info in infos), max(stages, default=0)
+
+
 def _print(
     job: str,
     outcome: Outcome,
@@ -331,8 +366,4 @@ def _print(
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return str(value)
+    return "" if value is None else f"{value:,.1f}" if isinstance(value, float) else str(value)

@@ -14,7 +14,6 @@ from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex import schemas
-from pyspark_qindex.offsets import Places, flatten
 from qindex.view.arrow import Table, choose_columns
 from qindex.view.message_batches import MESSAGES
 
@@ -34,6 +33,8 @@ ROCKET_TABLES: Final[dict[str, Table]] = {
 """The same of the source ``rocketstore``."""
 
 _D = TypeVar("_D", int, None)
+Places = dict[tuple[str, str], int]
+"""By store and queue; the queue of a CommitLog is empty."""
 _MODES: Final = ("permissive", "failfast")
 _STARTS: Final = ("earliest", "latest")
 _COMMON: Final = frozenset({"path", "paths", "include", "columns", "mode", "partitions"})
@@ -137,6 +138,20 @@ def with_schema(
     if options.columns.keys() != table.keys() and list(options.columns) != schema.names:
         raise UsageError("columns and schema() name different columns: one of them is enough")
     return replace(options, columns=schemas.columns_of(schema, table))
+
+
+def flatten(offsets: Mapping[str, object]) -> Places:
+    """Return places from offsets as Spark keeps them: ``{store: {queue: seq_id}}``, or
+    ``{store: physical offset}``. Raises :class:`UsageError`."""
+    places: Places = {}
+    for store, value in offsets.items():
+        queues = value if isinstance(value, dict) else {"": value}
+        for queue, place in queues.items():
+            if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+                text = json.dumps(dict(offsets))[:200]
+                raise UsageError(f"offsets must be numbers by store and queue, not {text}")
+            places[(store, queue)] = place
+    return places
 
 
 def number_of(given: Mapping[str, str], name: str, default: _D, at_least: int = 0) -> int | _D:

@@ -11,6 +11,7 @@ before they were read are not returned.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,9 +23,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from journal.errors import UsageError
 from journal.fs.files import FileSystem
-from pyspark_qindex.offsets import Places, check_start, flatten, share, unflatten
-from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.options import Places, ReadOptions, flatten
 from pyspark_qindex.planning import FailedStore, group, parts_of_stores
 from pyspark_qindex.queue_planning import SHIPPED_BYTES, QueuePart, narrowed, queue_parts, split
 from pyspark_qindex.reading.read_parts import Parts, PartsReader
@@ -37,6 +38,9 @@ from rocketstore.log.walk import LogWalk, SkipDamage
 _TASK_BYTES: Final = 16 << 20
 _LIKE_OURS: Final = re.compile(r" \((priority \d+|plain)\)$")
 """The end of a queue's own name that looks as if it had been added here."""
+
+_SHOWN: Final = 10
+"""Names that an error lists."""
 
 _Heads = dict[str, tuple[object, int]]
 """The ends of a store's queues as they were last found, with what they were found by."""
@@ -256,3 +260,48 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing is held open."""
+
+
+def unflatten(places: Places) -> dict[str, object]:
+    """Return offsets as Spark keeps them; equal places give equal JSON."""
+    offsets: dict[str, object] = {}
+    for (store, queue), place in sorted(places.items()):
+        if not queue:
+            offsets[store] = place
+            continue
+        queues = offsets.setdefault(store, {})
+        assert isinstance(queues, dict)
+        queues[queue] = place
+    return offsets
+
+
+def check_start(given: Places, stores: Collection[str], known: Collection[tuple[str, str]]) -> None:
+    """See whether each place in ``startingPosition`` is of a source that is followed. ``stores``:
+    that are; ``known``: sources of those that could be read. Raises :class:`UsageError`."""
+    read = {store for store, _ in known}
+    for store, queue in given:
+        if store not in stores:
+            what = f"startingPosition names {store}, which is not followed"
+            raise UsageError(f"{what}; there are {_some(sorted(stores))}")
+        if store in read and (store, queue) not in known:
+            queues = sorted(name for one, name in known if one == store)
+            what = f"startingPosition names {queue!r} of {store}, which is not followed"
+            what += f"; there are {_some(queues)}" if any(queues) else ": a number is right"
+            raise UsageError(what)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def share(waiting: Mapping[tuple[str, str], int], most: int) -> Places:
+    """Share ``most`` messages out among sources that have ``waiting`` ones: equal shares, and
+    what one does not need goes to the others."""
+    given: Places = {}
+    left = most
+    order = sorted(waiting, key=lambda at: (waiting[at], at))
+    for number, at in enumerate(order):
+        given[at] = min(waiting[at], -(-left // (len(order) - number)))
+        left -= given[at]
+    return given

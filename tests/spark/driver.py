@@ -26,13 +26,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark_qindex import session
+from pyspark_qindex.cli import tasks_under_way
 from pyspark_qindex.errors import explain
 from pyspark_qindex.jobs import audit
 from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.ingest import ingest
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.outcome import JobOptions
-from pyspark_qindex.jobs.progress import tasks_under_way
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores
 from pyspark_qindex.options import ROCKET_TABLES, TABLES

@@ -22,11 +22,11 @@ import rocketstore
 from journal.errors import NotAStoreError, UsageError
 from pyspark_qindex import java, schemas
 from pyspark_qindex.errors import SparkMissingError, explain
-from pyspark_qindex.offsets import check_start, flatten, share, unflatten
-from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options, with_schema
+from pyspark_qindex.options import ROCKET_TABLES, TABLES, flatten, read_options, with_schema
 from pyspark_qindex.planning import group
 from pyspark_qindex.queue_planning import QueuePart
 from pyspark_qindex.reading.read_parts import plan, read_part
+from pyspark_qindex.streaming import check_start, share, unflatten
 from pyspark_qindex.writing.sink import sink_options
 from qindex.tools.convert import convert
 from tests.qindex.support import queue_directory
