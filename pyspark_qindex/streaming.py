@@ -27,9 +27,15 @@ from journal.errors import UsageError
 from journal.fs.files import FileSystem
 from pyspark_qindex.options import Places, ReadOptions, flatten
 from pyspark_qindex.planning import FailedStore, group, parts_of_stores
-from pyspark_qindex.queue_planning import SHIPPED_BYTES, QueuePart, narrowed, queue_parts, split
 from pyspark_qindex.reading.read_parts import Parts, PartsReader
-from pyspark_qindex.rocket_planning import LogPart, end_of_log, look_at, lost_file, open_log
+from pyspark_qindex.reading.read_queues import (
+    SHIPPED_BYTES,
+    QueuePart,
+    narrowed,
+    queue_parts,
+    split,
+)
+from pyspark_qindex.reading.read_rocket import LogPart, end_of_log, look_at, lost_file, open_log
 from pyspark_qindex.stores import QUEUES, ROCKET, Store, need_store
 from qindex.view.arrow import plain_text
 from rocketstore.layout import Layout

@@ -29,10 +29,9 @@ from pyspark.sql import DataFrame, SparkSession
 from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
-from pyspark_qindex.jobs.fleet import find_fleet
-from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
+from pyspark_qindex.jobs.fleet import Row, find_fleet, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
-from pyspark_qindex.rocket_planning import look_at
+from pyspark_qindex.reading.read_rocket import look_at
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store
 from qindex.format import layout

@@ -2,8 +2,8 @@
 
 Each message has a row of :data:`MOVES`: moved, and where to; or skipped, and why. Each other thing
 that is not carried over has a row of :data:`LEFT_BEHIND`. docs/spark.md lists the reasons. How a
-message of one side looks on the other: :mod:`pyspark_qindex.jobs.mapping`. One task fills one
-store, for a store has one writer.
+message of one side looks on the other: :mod:`pyspark_qindex.jobs.refill`. One task fills one store,
+for a store has one writer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from journal.errors import StoreError, UsageError
-from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, new_stores
-from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
+from pyspark_qindex.jobs.fleet import (
+    Row,
+    committed_offsets,
+    find_fleet,
+    map_rows,
+    new_stores,
+    run_tasks,
+    tasks_wanted,
+)
 from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
-from pyspark_qindex.jobs.refill import QueueFill, RocketFill, fill_stores
-from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
+from pyspark_qindex.jobs.refill import (
+    Origin,
+    QueueFill,
+    RocketFill,
+    fill_stores,
+    from_rocket,
+    to_rocket,
+)
 from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of, queues_kept
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table

@@ -5,7 +5,7 @@
     DIR/summary.json       figures, and the tables' names
     DIR/NAME.parquet/      each table, as Spark writes it
     DIR/NAME.json          each table that is not as long as the stores have messages: a line a row
-    DIR/index.html         the page, complete in itself
+    DIR/index.html         the page, complete in itself: plots inside it, nothing fetched
 
 Others can't read them: a new DIR has mode 0700, and the files that are not Spark's have 0600.
 """
@@ -14,15 +14,172 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from itertools import pairwise
 from typing import Any, Final
 
 from pyarrow.parquet import ParquetFile
 
 from journal.errors import StorageError, UsageError
 from journal.fs.files import open_private
-from pyspark_qindex.jobs.outcome import Outcome
-from pyspark_qindex.jobs.page import render_page
+from journal.shown import printable
+from pyspark_qindex.jobs.fleet import store_names
+from pyspark_qindex.jobs.outcome import Outcome, Plot
+from qindex.cli.tables import human_size
+from qindex.compare.page import whole_page
+from qindex.compare.plots import Axis, Line, line_plot
+
+_STYLE: Final = """
+.figures { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }
+.figures div { padding: 8px 16px; } .figures b { display: block; font-size: 20px; }
+.bad { border-left: 4px solid var(--c1); }
+th, td { text-align: left; overflow-wrap: anywhere; min-width: 5em; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+td.wide { min-width: 22em; } td:first-child { min-width: 14em; }
+.bars td { border: 0; padding: 2px 8px; font-size: 13px; } .bars td:first-child { width: 42%; }
+.bars td:nth-child(2) { width: 46%; }
+.bars i { display: block; height: 12px; min-width: 1px; background: var(--c0); border-radius: 2px; }
+.bars .less { background: var(--c2); }
+"""
+_LONGEST: Final = 40
+_SIZE: Final = re.compile(r"(^|_)(bytes|size|garbage|live)(_|$)")
+_FAR: Final = 1e11
+"""Seconds: the year 5138."""
+_MARKS: Final = 6
+"""Marks of a time axis."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def render_page(job: str, outcome: Outcome, shown: Mapping[str, Rows], most: int) -> str:
+    """Return the page. ``shown``: the first rows of each table, at most ``most``."""
+    title = f"qindex pipeline {job}"
+    moment = _moment(datetime.now(UTC).timestamp())
+    parts = [f"<h1>{escape(title)}</h1>", f"<p class='soft'>{moment}</p>"]
+    parts.append(f"<div class='figures'>{''.join(map(_figure, outcome.summary.items()))}</div>")
+    parts += [f"<p>{escape(printable(note))}</p>" for note in outcome.notes]
+    plots = "".join(_plot(plot, shown.get(plot.table, ())) for plot in outcome.plots)
+    parts.append(f"<div class='grid2'>{plots}</div>")
+    for name, table in outcome.tables.items():
+        rows = shown.get(name)
+        if rows is None:
+            continue
+        parts.append(f"<h2>{escape(table.title or name)}</h2>")
+        parts.append(_table(rows) if rows else "<p class='soft'>none</p>")
+        if len(rows) == most:
+            parts.append(f"<p class='soft'>The first {most}; all are in {name}.json</p>")
+    return whole_page(title, "\n".join(parts), _STYLE)
+
+
+def _figure(figure: tuple[str, Any]) -> str:
+    name, value = figure
+    bad = " bad" if value and name.startswith("damage") else ""
+    return f"<div class='card{bad}'><b>{_text(name, value)}</b>{escape(_title(name))}</div>"
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _table(rows: Rows) -> str:
+    numbers = {name for name in rows[0] if any(_is_number(row[name]) for row in rows)}
+
+    def marked(tag: str, name: str, text: str) -> str:
+        wide = len(text) > 2 * _LONGEST
+        kind = " class='number'" if name in numbers else " class='wide'" if wide else ""
+        return f"<{tag}{kind}>{text}</{tag}>"
+
+    head = "".join(marked("th", name, escape(_title(name))) for name in rows[0])
+    lines = "".join(
+        f"<tr>{''.join(marked('td', name, _text(name, value)) for name, value in row.items())}</tr>"
+        for row in rows
+    )
+    return f"<div class='card wide'><table><tr>{head}</tr>{lines}</table></div>"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value for people: bytes, seconds and moments by the name of their column."""
+    if not _is_number(value):
+        return escape(printable("" if value is None else str(value)))
+    if name == "moment":
+        return _moment(value)
+    if name.startswith("age") and abs(value) < _FAR:
+        return _age(round(value))
+    if name == "share":
+        return f"{value:.0%}"
+    sign = "+" if name.endswith("change") and value > 0 else "-" if value < 0 else ""
+    if _SIZE.search(name):
+        return sign + human_size(abs(int(value)))
+    return sign + (f"{abs(value):,.1f}" if isinstance(value, float) else f"{abs(value):,}")
+
+
+def _age(seconds: int) -> str:
+    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:,} {unit} {seconds % size // part} {below}"
+    return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
+
+
+def _moment(moment: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    # A record may say any time, also one that no calendar has.
+    return datetime.fromtimestamp(moment, UTC).strftime(form) if 0 <= moment < _FAR else "?"
+
+
+def _plot(plot: Plot, rows: Rows) -> str:
+    """Return a plot, or nothing where there is nothing to be seen."""
+    drawn = [row for row in rows if row[plot.y]]
+    if plot.kind == "bars":
+        drawn.sort(key=lambda row: -abs(row[plot.y]))
+    drawn = drawn[: plot.most]
+    if not drawn:
+        return ""
+    shown = _line(plot, drawn) if plot.kind == "line" else _bars(plot, drawn)
+    return f"<figure class='card'><h3>{escape(plot.title)}</h3>{shown}</figure>"
+
+
+def _bars(plot: Plot, rows: Rows) -> str:
+    longest = abs(rows[0][plot.y])
+    stores = store_names([row["store"] for row in rows]) if "store" in plot.x else {}
+    lines = "".join(
+        f"<tr><td>{escape(_label(row, plot.x, stores))}</td>"
+        f"<td><i{' class=less' if row[plot.y] < 0 else ''} "
+        f"style='width:{abs(row[plot.y]) / longest:.1%}'></i></td>"
+        f"<td class='number'>{_text(plot.y, row[plot.y])}</td></tr>"
+        for row in rows
+    )
+    return f"<table class='bars'>{lines}</table>"
+
+
+def _line(plot: Plot, rows: Rows) -> str:
+    points = [(float(row[plot.x[0]]), float(row[plot.y])) for row in rows]
+    first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
+    step = (last - first) / (_MARKS - 1)
+    forms = ((300, "%H:%M:%S"), (86_400, "%H:%M"), (1e7, "%m-%d %H:%M"), (_FAR, "%Y-%m-%d"))
+    short = next((form for most, form in forms if last - first < most), "%Y-%m-%d")
+    ticks = [
+        (moment, _moment(moment, short))
+        for moment in (first + step * number for number in range(_MARKS - 1))
+    ]
+    ticks.append((last, ""))  # there is no room for its name
+    steps = [points[0]]
+    for (_, before), (moment, after) in pairwise(points):
+        steps += [(moment, before), (moment, after)]
+    return line_plot(plot.title, [Line(plot.title, 0, steps)], Axis("UTC", ticks=ticks), Axis(""))
+
+
+def _label(row: Mapping[str, Any], names: Sequence[str], stores: Mapping[str, str]) -> str:
+    short = {"store": lambda value: stores[value], "file": os.path.basename}
+    parts = [short.get(name, str)(row[name]) for name in names if row[name] is not None]
+    text = printable(" ".join(parts))
+    return text if len(text) <= _LONGEST else "..." + text[-_LONGEST:]
+
 
 _ROWS_ON_PAGE: Final = 200
 

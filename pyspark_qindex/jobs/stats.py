@@ -17,8 +17,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet
-from pyspark_qindex.jobs.tasks import together
+from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, together
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 

@@ -23,11 +23,17 @@ from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.fs.files import read_optional
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
-from pyspark_qindex.jobs.fleet import find_fleet, new_stores
-from pyspark_qindex.jobs.mapping import PUT_FIELDS, Origin, RocketRecord
+from pyspark_qindex.jobs.fleet import Row, find_fleet, map_rows, new_stores, together
 from pyspark_qindex.jobs.outcome import Outcome, Table
-from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, fill_stores
-from pyspark_qindex.jobs.tasks import Row, map_rows, together
+from pyspark_qindex.jobs.refill import (
+    PUT_FIELDS,
+    Origin,
+    QueueFill,
+    QueueKept,
+    RocketFill,
+    RocketRecord,
+    fill_stores,
+)
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store

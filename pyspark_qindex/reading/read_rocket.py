@@ -1,31 +1,175 @@
-"""CommitLog records, ConsumeQueue units and IndexFile entries as Arrow batches."""
+"""RocketMQ stores: CommitLog records, ConsumeQueue units and IndexFile entries as Arrow batches.
+
+A plan has a part for each file, and says where a CommitLog ends: what a writer appends later is not
+read. Of a file whose end was cut off, the rest is read. Remote logs are backups, and end where they
+end when a task reads them: to find that out in the plan, much would have to be fetched.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import sleep
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from journal.errors import StorageError, StoreError
-from journal.fs.files import read_file
+from journal.fs.files import FileSystem, is_there, read_file
 from journal.memory.arrays import I64, Bools
 from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.planning import FailedStore, parts_of_stores
 from pyspark_qindex.reading.damage import tell
-from pyspark_qindex.rocket_planning import IndexPart, LogPart, UnitsPart, is_in_use, open_log
+from pyspark_qindex.stores import ROCKET, Store
 from qindex.format.json_value import plain_json
 from qindex.view.arrow import Maker, batch_of, constant, numbers, slices, texts_of
-from rocketstore.format.commitlog_format import BLANK_MAGIC, START, format_host
+from rocketstore.format.commitlog_format import BLANK_MAGIC, START, file_name, format_host
 from rocketstore.format.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
 from rocketstore.format.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, property_columns
 from rocketstore.index.index_file import IndexFile
+from rocketstore.layout import Layout, Paths, look
 from rocketstore.log.commitlog import CommitLog
+from rocketstore.log.log_end import log_end
 from rocketstore.log.scan import Records
 from rocketstore.log.walk import LogWalk, SkipDamage, find_survivor
+from rocketstore.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """A CommitLog file. ``start``: its first offset. Records from offset ``low`` on, and up to
+    ``high`` if that is known, are wanted. ``ends``: the log ends there, or may end in this file.
+    ``held``: bytes that are left of it, where its end was cut off."""
+
+    store: Store
+    file_size: int
+    start: int
+    low: int
+    high: int | None
+    ends: bool
+    weight: int
+    held: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsPart:
+    """A ConsumeQueue file; ``start``: its first byte in the queue."""
+
+    store: Store
+    topic: str
+    queue_id: int
+    path: str
+    start: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPart:
+    """An IndexFile."""
+
+    store: Store
+    path: str
+    slots: int
+    entries: int
+    weight: int
+
+
+def plan_rocket(options: ReadOptions) -> list[Any]:
+    """Return the parts of RocketMQ stores."""
+    return parts_of_stores(options, ROCKET, _store_parts)
+
+
+def _store_parts(store: Store, fs: FileSystem, options: ReadOptions) -> Iterator[Any]:
+    layout = look_at(fs, store)
+    yield from _file_parts(store, fs, layout, options)
+    left = {_log_path(store, start) for start in layout.short}  # their reads tell of them
+    for one in layout.strangers:
+        # Another name is another program's.
+        if os.path.basename(one.path).isdigit() and not (
+            options.include == "records" and one.path in left
+        ):
+            yield FailedStore(store, f"{one.path}: {one.what}")
+    if options.include == "records":
+        for start in layout.lost():
+            yield lost_file(store, start)
+
+
+def lost_file(store: Store, start: int) -> FailedStore:
+    """Say that a file of a log is missing between others."""
+    return FailedStore(store, f"{_log_path(store, start)}: this file of the log is missing")
+
+
+def look_at(fs: FileSystem, store: Store) -> Layout:
+    """List a store's files. Raises :class:`StoreError`."""
+    return look(fs, Paths(store.path), Options(read_only=True))
+
+
+def open_log(store: Store, file_size: int, starts: list[int], short: dict[int, int]) -> CommitLog:
+    """Open files of a CommitLog to read; nothing is changed. ``short``: bytes of those whose end
+    was cut off, by start. Raises as :meth:`~pyspark_qindex.stores.Store.file_system`."""
+    log = CommitLog(store.file_system(), Paths(store.path).commitlog, file_size, writable=False)
+    log.files.load(starts, short)
+    return log
+
+
+def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
+    """Return the offset after the last record, as it is now; it is at least ``known``. Raises
+    :class:`StoreError`."""
+    log = open_log(store, layout.commitlog_file_size, layout.readable, layout.short)
+    try:
+        return log_end(log, known)
+    finally:
+        log.files.close()
+
+
+def is_in_use(store: Store) -> bool:
+    """Return whether a store is open for writing, or was left so by a crash."""
+    return is_there(store.file_system(), Paths(store.path).abort)
+
+
+def _file_parts(
+    store: Store, fs: FileSystem, layout: Layout, options: ReadOptions
+) -> Iterator[LogPart | UnitsPart | IndexPart]:
+    paths = Paths(store.path)
+    if options.include == "records":
+        size = layout.commitlog_file_size
+        end = None if store.place[0] else end_of_log(store, layout)
+        for start in layout.readable:
+            if end is not None and start > end:
+                break
+            ends = end is None or end <= start + size
+            weight = _bytes(fs, _log_path(store, start))
+            yield LogPart(store, size, start, start, end, ends, weight, layout.short.get(start))
+    elif options.include == "units":
+        for (topic, queue_id), starts in sorted(layout.queues.items()):
+            if options.names and topic not in options.names:
+                continue
+            if options.queue_id not in (None, queue_id):
+                continue
+            directory = os.path.join(paths.consumequeue, topic, str(queue_id))
+            for start in starts:
+                path = os.path.join(directory, file_name(start))
+                yield UnitsPart(store, topic, queue_id, path, start, _bytes(fs, path))
+    else:
+        for name in layout.index:
+            path = os.path.join(paths.index, name)
+            yield IndexPart(store, path, layout.index_slots, layout.index_entries, _bytes(fs, path))
+
+
+def _log_path(store: Store, start: int) -> str:
+    return os.path.join(Paths(store.path).commitlog, file_name(start))
+
+
+def _bytes(fs: FileSystem, path: str) -> int:
+    """Return the bytes a sparse file takes."""
+    info = fs.stat(path)
+    blocks = getattr(info, "st_blocks", None)
+    return min(info.st_size, info.st_size if blocks is None else blocks * 512) or 1
+
 
 _BAD_BODY = "the body does not match its checksum"
 _NO_RECORD = "no sound record stands here"
@@ -46,16 +190,11 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
     try:
         skip = SkipDamage(log)
         walk = LogWalk(
-            log,
-            part.low,
-            strict=True,
-            keep_bad_bodies=True,
-            on_damage=skip,
-            limit=part.high,
+            log, part.low, strict=True, keep_bad_bodies=True, on_damage=skip, limit=part.high
         )
         try:
             for _, records in walk:
-                batch = _Columns(part, options, records).batch(set(walk.bad_bodies))
+                batch = _Columns(part, options, records, walk.bad_bodies).batch()
                 if batch.num_rows:
                     yield batch
         except StorageError as error:
@@ -103,16 +242,16 @@ def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
 
 @dataclass
 class _Columns:
-    """Consecutive records as columns, each made when it is wanted."""
+    """Consecutive records as columns, each made when it is wanted. ``bad_bodies``: offsets of
+    records, perhaps of these."""
 
     part: LogPart
     options: ReadOptions
     records: Records
-    bad: set[int] = field(default_factory=set)
+    bad_bodies: list[int]
 
-    def batch(self, bad_bodies: set[int]) -> pa.RecordBatch:
+    def batch(self) -> pa.RecordBatch:
         """Return the records that are wanted."""
-        self.bad = bad_bodies & set((self.records.positions + self.part.start).tolist())
         batch = batch_of(self.options.columns, len(self.records), self._makers())
         wanted = self._wanted()
         return batch if wanted is None else batch.filter(pa.array(wanted))
@@ -134,15 +273,28 @@ class _Columns:
         return wanted
 
     @functools.cached_property
+    def _places(self) -> I64:
+        return self.records.positions + self.part.start
+
+    @functools.cached_property
+    def _is_bad(self) -> Bools:
+        return np.isin(self._places, self.bad_bodies)
+
+    @functools.cached_property
     def _topics(self) -> pa.Array:
         records = self.records
         return slices(records.data, records.topic_at, records.properties_at - 2)
 
+    @property
+    def _bounds(self) -> tuple[I64, I64]:
+        """The bounds of the properties."""
+        starts = self.records.properties_at
+        return starts, starts + self.records.property_lengths
+
     @functools.cached_property
     def _properties(self) -> dict[str, pa.Array]:
         """The properties as JSON, under ``""``, and the values of those that are indexed."""
-        records = self.records
-        starts, ends = records.properties_at, records.properties_at + records.property_lengths
+        records, (starts, ends) = self.records, self._bounds
         texts, bounds, places, told = property_columns(records.data, starts, ends)
         spans = np.array(places, np.int64).reshape(-1, 6)
         columns = {"": texts_of(texts, bounds)}
@@ -158,16 +310,11 @@ class _Columns:
             decode_properties(records.data[start:end])
             for start, end in zip(starts[rare].tolist(), ends[rare].tolist(), strict=True)
         ]
-        return {
-            name: pc.replace_with_mask(
-                column,
-                pa.array(~rest),
-                pa.array(
-                    [one.get(name) if name else plain_json(one) for one in decoded], pa.string()
-                ),
-            )
-            for name, column in columns.items()
-        }
+        for name, column in columns.items():
+            values = [one.get(name) if name else plain_json(one) for one in decoded]
+            new = pa.array(values, pa.string())
+            columns[name] = pc.replace_with_mask(column, pa.array(~rest), new)
+        return columns
 
     def _makers(self) -> dict[str, Maker]:
         records, count = self.records, len(self.records)
@@ -187,7 +334,7 @@ class _Columns:
 
         return {
             "store": lambda: constant(self.part.store.url, count),
-            "offset": lambda: numbers(records.positions + self.part.start),
+            "offset": lambda: numbers(self._places),
             "record_size": lambda: numbers(records.sizes),
             "topic": lambda: _distinct(self._topics, _topic),
             "queue_id": lambda: ids(records.queue_ids),
@@ -205,32 +352,24 @@ class _Columns:
             "prepared_transaction_offset": lambda: integer(at + 76 + both, ">i8", pa.int64()),
             "body_crc": lambda: integer(at + 8, ">i4", pa.int64()),
             "properties": lambda: self._properties[""],
-            "properties_raw": lambda: slices(
-                records.data,
-                records.properties_at,
-                records.properties_at + records.property_lengths,
-            ),
+            "properties_raw": lambda: slices(records.data, *self._bounds),
             "body": lambda: self._bodies(at + 84 + both),
             "error": self._errors,
         }
 
     def _bodies(self, length_at: I64) -> pa.Array:
         data = self.records.data
-        lengths = _gather(data, length_at, ">i4")
-        found = slices(data, length_at + 4, length_at + 4 + lengths)
-        if not self.bad:
-            return found
-        sound = ~np.isin(self.records.positions + self.part.start, list(self.bad))
-        return pc.if_else(pa.array(sound), found, None)
+        found = slices(data, length_at + 4, length_at + 4 + _gather(data, length_at, ">i4"))
+        return pc.if_else(pa.array(~self._is_bad), found, None) if self._is_bad.any() else found
 
     def _errors(self) -> pa.Array:
-        if not self.bad:
+        if not self._is_bad.any():
             return pa.nulls(len(self.records), pa.string())
-        places = (self.records.positions + self.part.start).tolist()
-        return pa.array(
-            [_at(self.part, at, _BAD_BODY) if at in self.bad else None for at in places],
-            pa.string(),
-        )
+        texts = [
+            _at(self.part, at, _BAD_BODY) if bad else None
+            for at, bad in zip(self._places.tolist(), self._is_bad.tolist(), strict=True)
+        ]
+        return pa.array(texts, pa.string())
 
 
 def _has_key(key: str, keys: str | None, unique_key: str | None) -> bool:

@@ -24,7 +24,7 @@ def java_home() -> str:
     """A JAVA_HOME for Spark, or the tests that need one are skipped."""
     skip_in_quick("Spark")
     pytest.importorskip("pyspark", reason="pyspark is not installed (extra spark)")
-    from pyspark_qindex.java import find_java
+    from pyspark_qindex.local_session import find_java
 
     try:
         return find_java()

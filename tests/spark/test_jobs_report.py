@@ -19,7 +19,7 @@ import qindex
 import rocketstore
 from journal.shown import printable
 from pyspark_qindex.jobs.outcome import Outcome, Plot
-from pyspark_qindex.jobs.page import render_page
+from pyspark_qindex.jobs.results import render_page
 from tests.cli.support import run
 from tests.spark.faults import FAULTS
 

@@ -16,8 +16,8 @@ import rocketstore
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from pyspark_qindex.jobs import transfer
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
-from pyspark_qindex.jobs.mapping import decode_name, encode_name
 from pyspark_qindex.jobs.migrate import migrate
+from pyspark_qindex.jobs.refill import decode_name, encode_name
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores, import_stores, queues_kept
 from qindex.format.envelope import make_envelope

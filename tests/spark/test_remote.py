@@ -22,8 +22,8 @@ from pyspark_qindex.filesystem import RemoteFileSystem
 from pyspark_qindex.jobs.audit import _audit_item, _plan
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, ReadOptions, read_options
-from pyspark_qindex.queue_planning import QueuePart
 from pyspark_qindex.reading.read_parts import plan, read_part
+from pyspark_qindex.reading.read_queues import QueuePart
 from tests.effort import by_tier
 from tests.effort import part as slice_of
 from tests.golden_v2 import SCENARIOS, scenario
