@@ -203,10 +203,7 @@ def is_glob(path: str) -> bool:
 
 
 def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
-    """Return the place of a path or glob, the paths below it, and the URL's part before them.
-
-    Raises :class:`UsageError` when a glob matches nothing, :class:`StorageError`.
-    """
+    """Return the place of a path or glob, the paths below it, and the URL's part before them."""
     protocol, path = _split(path)
     if not protocol:
         found = sorted(glob.glob(path)) if is_glob(path) and not os.path.exists(path) else [path]
@@ -228,10 +225,7 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
 
 
 def local_path(path: str, what: str) -> str:
-    """Return the absolute path of a place that must be local. ``what``: in words, for the error.
-
-    Raises :class:`UsageError` for another protocol than ``file``.
-    """
+    """Return the absolute path of a place that must be local; ``what`` names it in the error."""
     protocol, path = _split(path)
     if protocol:
         raise UsageError(f"{path}: {what} must be a local path")

@@ -41,10 +41,8 @@ exec "{java}" "$@"
 
 
 def find_java() -> str:
-    """Return a JAVA_HOME for Spark.
-
-    Raises :class:`SparkMissingError` if there is none. The error lists the places that were tried.
-    """
+    """Return a JAVA_HOME for Spark. Raises :class:`SparkMissingError` with the places that were
+    tried."""
     seen = []
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
@@ -276,10 +274,7 @@ def _ship_archive(spark: SparkSession) -> None:
 
 
 def quiet_environment(scratch: str) -> dict[str, str]:
-    """Return the environment of Spark's processes: this Python, no chatter.
-
-    ``scratch``: a directory for the logging configuration.
-    """
+    """Return the environment of Spark's processes: this Python, and logging from ``scratch``."""
     Path(scratch, "log4j2.properties").write_text(_LOG4J)
     return {
         "SPARK_CONF_DIR": scratch,

@@ -95,7 +95,8 @@ def read_options(
         if name in given and stream is False:
             raise UsageError(f"option {name} is of streams: spark.readStream")
     # load([...]) gives paths, load(path) a path.
-    paths = _names(given.get("paths", "")) or tuple(filter(None, [given.get("path")]))
+    paths = _json_names(given["paths"]) if given.get("paths") else ()
+    paths = paths or tuple(filter(None, [given.get("path")]))
     if not paths:
         raise UsageError("no path: load(path) or option path is needed")
     wanted = [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
@@ -127,9 +128,8 @@ def read_options(
 def with_schema(
     options: ReadOptions, schema: StructType, tables: Mapping[str, Table]
 ) -> ReadOptions:
-    """Return the options with the columns that ``.schema(...)`` asks for, which is Spark's word for
-    what it expects. Raises :class:`UsageError` for a column that is not of the table, and for one
-    of another type."""
+    """Return the options with the columns that ``.schema(...)`` asks for. Raises
+    :class:`UsageError` for a column that the table has not, or has with another type."""
     if schema.names == list(options.columns) and schemas.table_of(schema) == options.columns:
         return options
     table = tables[options.include]
@@ -196,7 +196,11 @@ def _json(text: str) -> Any:
 
 def _names(text: str) -> tuple[str, ...]:
     """Return names from an option: one name, or a JSON array of names."""
-    names = _json(text) if text.startswith("[") else [text]
+    return _json_names(text) if text.startswith("[") else tuple(filter(None, [text]))
+
+
+def _json_names(text: str) -> tuple[str, ...]:
+    names = _json(text)
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise UsageError(f"a name, or a JSON array of names, is right, not {text!r}")
-    return tuple(filter(None, names))
+    return tuple(names)

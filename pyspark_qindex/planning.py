@@ -43,11 +43,8 @@ PartsOf = Callable[[Store, FileSystem, ReadOptions], Iterable[Any]]
 
 
 def parts_of_stores(options: ReadOptions, source: str, parts: PartsOf) -> list[Any]:
-    """Return the parts of all stores that ``source`` reads.
-
-    Raises as :func:`pyspark_qindex.stores.find_stores`. A store found in a tree that can't be read
-    is a :class:`FailedStore` where the read is permissive.
-    """
+    """Return the parts of all stores that ``source`` reads. A store found in a tree that can't be
+    read is a :class:`FailedStore` where the read is permissive."""
     found: list[Any] = []
     for store in find_stores(options.paths, options.storage, source):
         try:

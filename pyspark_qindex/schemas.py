@@ -78,11 +78,8 @@ slot before this one."""
 
 
 def columns_of(schema: StructType, whole: Table) -> Table:
-    """Return the part of a table that a schema asks for: names, types, and which are not null.
-
-    Raises :class:`UsageError` for a column that the table has not, or twice, of another type, or
-    not null where it can be.
-    """
+    """Return the part of a table that a schema asks for. Raises :class:`UsageError` for a column
+    that the table has not, or has with another type, or that is asked to be not null and can be."""
     choose_columns(whole, schema.names)
     asked = table_of(schema)
     for name, kind in asked.items():

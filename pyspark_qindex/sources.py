@@ -43,10 +43,8 @@ def check_stream() -> None:
 
 
 class RefusedStream(DataSourceStreamReader):
-    """The stream of a Spark that is too old for it.
-
-    Spark 4.1 hides an error that is raised before it has a reader.
-    """
+    """The stream of a Spark that is too old: 4.1 hides an error that is raised before it has a
+    reader."""
 
     def _refuse(self, *_given: object) -> NoReturn:
         check_stream()

@@ -50,12 +50,9 @@ class Store:
         return self.source == ROCKET
 
     def file_system(self) -> FileSystem:
-        """Return the file system of the store, which a host may see and another one may not.
-
-        Raises :class:`StoreNotHereError` where the store is not there, :class:`StorageError`. All
-        that reads a planned store begins here: a missing directory must never look like an empty
-        store.
-        """
+        """Return the file system of the store. Raises :class:`StoreNotHereError` on a host that
+        does not see it. All reads begin here: a missing directory must never look like an empty
+        store."""
         fs = file_system(self.place)
         names = self._names(fs, self.path)
         if names is None or not _sources_of(names):
@@ -63,10 +60,7 @@ class Store:
         return beneath(fs, self.path)
 
     def is_deleted(self, directory: str) -> bool:
-        """Return whether a directory of the store was deleted, by whoever writes the store.
-
-        Raises :class:`StoreNotHereError` where it is missing with all that is around it.
-        """
+        """Return whether a directory of the store was deleted, by whoever writes the store."""
         fs = self.file_system()
         around = os.path.dirname(directory)
         names = self._names(fs, around)
@@ -119,12 +113,10 @@ def _sources_of(names: set[str]) -> list[str]:
 
 
 def find_stores(paths: Sequence[str], storage: dict[str, str], source: str = "") -> list[Store]:
-    """Return the stores at or below ``paths``, each once, sorted by path within each of them.
-    ``source``: those that it reads; empty: all.
+    """Return the stores at or below ``paths`` that ``source`` reads (empty: all), each once.
 
     Raises :class:`UsageError` for a glob without matches and a name that is not UTF-8,
-    :class:`NotAStoreError` for a path that is not there, is a file, or has no store at or below
-    it, :class:`StorageError`.
+    :class:`NotAStoreError` for a path without a store, :class:`StorageError`.
     """
     found: dict[tuple[str, str], Store] = {}
     for path in paths:

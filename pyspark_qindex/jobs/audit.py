@@ -126,11 +126,7 @@ def audit(
 
 
 def _plan(store: Store) -> _Item:
-    """Look at a store; nothing is read but names and sizes.
-
-    Raises :class:`StoreError` for a directory that is not a store, has a newer format, or can't be
-    listed.
-    """
+    """Look at the names and sizes of a store. Raises :class:`StoreError` where it can't be read."""
     fs = store.file_system()
     if store.is_rocket:
         look_at(fs, store)

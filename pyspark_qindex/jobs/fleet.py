@@ -99,11 +99,8 @@ def run_tasks(
     work: Callable[[Item], Rows],
     table: Table,
 ) -> DataFrame:
-    """Call ``work`` for each item, one task a group, and give the rows of all.
-
-    ``work`` must be importable where the executors run (a function of this package), and may be
-    called again for the same item: a task that is lost with its executor is run anew.
-    """
+    """Call ``work`` for each item, one task a group, and return the rows of all. The work for an
+    item is repeated if its executor is lost."""
     dealt = [list(group) for group in groups] or [[]]
 
     def run(ranges: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -121,11 +118,8 @@ _STORES = "stores"
 
 
 def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> list[Store]:
-    """Return all stores at or below ``paths``, sorted within each.
-
-    Raises :class:`UsageError` for no path and for a glob without matches, :class:`NotAStoreError`
-    for a path that has no store at or below it, or one of a newer format, :class:`StorageError`.
-    """
+    """Return all stores at or below ``paths``, sorted within each. Raises also
+    :class:`NotAStoreError` for a path whose store has a newer format."""
     paths = listed(paths, "paths")
     if not paths:
         raise UsageError("no path is given")
@@ -147,23 +141,16 @@ def committed_offsets(store: Store) -> Iterator[tuple[str, str, int]]:
 
 
 def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:
-    """Return the place, below ``out``, of the store that a job makes for each store (a path or
-    URL).
-
-    Raises :class:`UsageError` where ``out`` is not local.
-    """
+    """Return the place, below ``out``, of the store that a job makes for each store."""
     root = os.path.join(local_path(out, "out"), _STORES)
     return {store: os.path.join(root, name) for store, name in store_names(stores).items()}
 
 
 def store_names(stores: Sequence[str]) -> dict[str, str]:
-    """Return a directory name for each store (a path or URL): its path below what all have
-    in common, with ``~`` for each slash.
+    """Return a directory name for each store: its path below what all have in common, with ``~``.
 
     >>> store_names(["/srv/fleet/a/orders", "/srv/fleet/b/orders"])
     {'/srv/fleet/a/orders': 'a~orders', '/srv/fleet/b/orders': 'b~orders'}
-    >>> store_names(["/srv/fleet/a/orders"])
-    {'/srv/fleet/a/orders': 'orders'}
     """
     parts = {store: store.replace("://", "/").strip("/").split("/") for store in set(stores)}
     shared = [len(set(names)) == 1 for names in zip(*parts.values(), strict=False)]

@@ -96,11 +96,8 @@ _KEPT_PROGRESS: Final = "100000"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of store, and what a table has of it.
-
-    ``kept``: columns of the source that the table has as they are; ``key`` tells messages apart.
-    ``time``: of publishing or storing. ``read``: what only this and ``wanted`` need.
-    """
+    """What a table has of a kind of store: columns ``kept`` as they are, of which ``key`` tells
+    messages apart, and their ``time``. ``read``: what only this and ``wanted`` need."""
 
     source: str
     kept: tuple[str, ...]
@@ -131,11 +128,8 @@ _KINDS: Final = {
 
 
 def lake_conf(kind: str, lake: str) -> dict[str, str]:
-    """Return the settings of a session that writes a format.
-
-    Raises :class:`UsageError` where this Spark can't write it: Delta on 4.3 reports success and
-    leaves what nobody can read.
-    """
+    """Return the settings of a session that writes a format. Raises :class:`UsageError` where this
+    Spark can't: Delta on 4.3 reports success and leaves what nobody can read."""
     if kind not in _FORMATS:
         raise UsageError(f"--format must be one of {', '.join(_FORMATS)}, not {kind!r}")
     version, conf = _FORMATS[kind]
@@ -154,10 +148,8 @@ def lake_conf(kind: str, lake: str) -> dict[str, str]:
 def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
     """Bring all tables of a lake, ``options.out``, to the present.
 
-    Raises :class:`UsageError` for a schema that changes a column's type, for a lake of another
-    format, and for a table without its checkpoint or the reverse; no table is written then.
-    Raises :class:`journal.errors.LockedError` while another run has the lake, and as
-    :func:`pyspark_qindex.jobs.fleet.find_fleet`.
+    Raises :class:`UsageError`, before any table is written, for a schema that changes a column's
+    type, a lake of another format, and a table without its checkpoint or the reverse.
     """
     fleet = find_fleet(options.paths)
     urls = {
@@ -252,9 +244,7 @@ class _State:
         self, spark: SparkSession, table: str, urls: list[str], ddl: str
     ) -> list[str]:
         """Set the schema of a table: the kept one with what ``ddl`` adds, or an inferred one.
-
-        Returns a note if it is new.
-        """
+        Return a note if it is new."""
         kept = _struct(self.schemas[table]) if table in self.schemas else None
         if ddl:
             given = _struct(ddl)
@@ -305,11 +295,8 @@ def _object(body: bytes) -> str:
 
 
 def add_columns(kept: StructType, given: StructType, above: str = "") -> StructType:
-    """Return the ``kept`` columns with those that are new in ``given`` after them.
-
-    Raises :class:`UsageError` for a column whose type changed, with both types, and for two names
-    that differ in case alone, which tables can't hold.
-    """
+    """Return the ``kept`` columns and those that are new in ``given``. Raises :class:`UsageError`
+    for a changed type, and for two names that differ in case alone, which tables can't hold."""
     fields = {one.name: one.dataType for one in kept.fields}
     for one in given.fields:
         place = above + one.name
@@ -368,10 +355,8 @@ def _has_files(directory: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, and its rows: those that are new, or for Iceberg all that there are.
-
-    ``key`` tells rows apart. ``seen``: figures of the rows of a batch.
-    """
+    """A table, and its rows: the new ones, or for Iceberg all. ``key`` tells rows apart. ``seen``:
+    figures of a batch."""
 
     name: str
     key: tuple[str, ...]

@@ -114,10 +114,8 @@ def decode_name(text: str) -> str:
 
 
 def to_rocket(origin: Origin, message: Message) -> RocketRecord:
-    """Return the RocketMQ record of a message.
-
-    Raises :class:`UsageError`, with the limit, for a message that RocketMQ can't hold.
-    """
+    """Return the RocketMQ record of a message. Raises :class:`UsageError` with the limit it
+    exceeds."""
     mine = message.properties.get(ROCKETMQ)
     if isinstance(mine, Mapping) and origin.priority is None:
         return _as_it_was(mine, message.body)
@@ -162,11 +160,8 @@ def _is_text(text: str) -> bool:
 def from_rocket(
     topic: str, queue_id: int, body: bytes, properties: bytes, rest: Mapping[str, Any]
 ) -> tuple[Origin | str, Message]:
-    """Return the message of a RocketMQ record, and where it stood, or the name of the queue it goes
-    to. ``rest``: the other fields of the record, by name, of which ``store_timestamp`` is in ms.
-
-    Raises :class:`StoreError` for a property :data:`EXACT` that is damaged.
-    """
+    """Return the message of a RocketMQ record, and its origin or the name of the queue it goes to.
+    ``rest``: the other fields. Raises :class:`StoreError` for a damaged property :data:`EXACT`."""
     found = decode_properties(properties)
     if EXACT in found:
         return _exact(found[EXACT], body)
@@ -208,10 +203,9 @@ _VHOST = "/"
 
 @dataclass(frozen=True, slots=True)
 class QueueKept:
-    """The things of a queue beside its messages. ``settings``: what its settings file holds,
-    ``None`` without one. ``next_seq_id``: of its next publish. ``deliveries``: how often messages
-    were delivered, by seq_id, as far as that is counted. ``messages``: how many it holds.
-    ``error``: why its settings can't be read."""
+    """What a queue has beside its messages: ``settings`` as its file keeps them, the
+    ``next_seq_id``, ``deliveries`` by seq_id where they are counted. ``error``: why its settings
+    can't be read."""
 
     name: str
     settings: dict[str, Any] | None = None
@@ -224,10 +218,7 @@ class QueueKept:
 @contextmanager
 def new_store(target: str, source: str) -> Iterator[Staging]:
     """Yield the place where to build ``target``, which appears when all is done. The store of an
-    earlier run of the task stays as it is: what is built again is dropped.
-
-    Raises as :class:`qindex.tools.staging.Staging`, of which ``source`` is an argument.
-    """
+    earlier run of the task stays as it is: what is built again is dropped."""
     with storage_errors(os.path.dirname(target), "can't be made"):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         is_made = os.path.isdir(target) and os.listdir(target)
@@ -272,9 +263,8 @@ _Place = tuple[str, int | None]
 
 
 class QueueFill:
-    """Fills one store of ours. Messages keep seq_id, message id, record and all; those with a
-    priority come into the directory of that priority. With transient ones in it the store is left
-    as a running engine has it: the next open drops them."""
+    """Fills one store of ours. Messages keep seq_id, message id and record. With transient ones in
+    it the store is left as a running engine has it: the next open drops them."""
 
     def __init__(self, place: Staging) -> None:
         self._path = place.path
@@ -440,11 +430,8 @@ class RocketFill:
         )
 
     def put(self, record: RocketRecord, store_timestamp: int) -> int:
-        """Add a record, stored at that time (ms) or when the one before it was, if that is later;
-        return its queue offset.
-
-        Raises :class:`UsageError`, with the limit, for a record that RocketMQ can't hold.
-        """
+        """Add a record, stored at that time (ms) or later, as the one before it; return its queue
+        offset. Raises :class:`UsageError` with the limit that the record exceeds."""
         size = _RECORD_SIZE + len(record.topic.encode()) + len(record.body) + len(record.properties)
         if size > MAX_MESSAGE_SIZE:
             raise UsageError(f"record of {size} bytes: the limit is {MAX_MESSAGE_SIZE}")

@@ -185,11 +185,8 @@ _ROWS_ON_PAGE: Final = 200
 
 
 def claim(directory: str) -> None:
-    """Make the output directory, which must not be there or must be empty.
-
-    Raises :class:`UsageError` when it holds something, :class:`StorageError` when it can't be made
-    or written to.
-    """
+    """Make the output directory. Raises :class:`UsageError` if it holds something,
+    :class:`StorageError`."""
     try:
         os.makedirs(directory, 0o700, exist_ok=True)
         if os.listdir(directory):
@@ -205,10 +202,7 @@ def claim(directory: str) -> None:
 
 
 def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[dict[str, Any]]]:
-    """Write all of it; returns the first rows of each table that is shown.
-
-    Raises :class:`StorageError`.
-    """
+    """Write all of it; return the first rows of each table that is shown."""
     shown: dict[str, list[dict[str, Any]]] = {}
     try:
         for name, table in outcome.tables.items():

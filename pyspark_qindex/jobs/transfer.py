@@ -37,10 +37,10 @@ from pyspark_qindex.jobs.refill import (
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store
-from qindex.format import layout
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.format.priorities import SHIFT
+from qindex.format.settings import NO_SETTINGS, settings_values
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.notes.delivery_counts import unpack_counts
 from qindex.tools.staging import Staging
@@ -116,37 +116,29 @@ def _queue_rows(one: Store, *, permissive: bool) -> Iterator[Row]:
 
 
 def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
-    """Yield what the queues of a store have beside their messages.
-
-    Settings that are damaged are ``error``, or raise :class:`DamageError` where the read is not
-    ``permissive``."""
+    """Yield what the queues of a store have beside their messages. Damaged settings are ``error``,
+    or raise :class:`DamageError` where the read is not ``permissive``."""
     fs = one.file_system()
     reader = StoreReader(one.path, fs)
     for queue in reader.readers():
         summary = queue.summary_if_there()
         if summary is None:
             continue
-        # Of a priority queue that of priority 0, which is the last one, has the settings.
-        directory = reader.path_of(queue.directories[-1])
-        path = os.path.join(directory, layout.SETTINGS)
-        ours = reader.kind == "qindex"
-        data = read_optional(fs, path) if ours else None
+        settings, wrong = NO_SETTINGS, None
+        try:
+            settings = queue.settings()
+        except DamageError as error:
+            if not permissive:
+                raise
+            wrong = one_line(str(error))
         counts: dict[int, int] = {}
-        for each in queue.directories if ours else ():
+        for each in queue.directories if reader.kind == "qindex" else ():
             found = read_optional(fs, os.path.join(reader.path_of(each), DELIVERIES)) or b""
             base = (each.priority or 0) << SHIFT
             counts |= {base + seq: count for seq, count in unpack_counts(found).items()}
-        settings = wrong = None
-        try:
-            settings = layout.unpack_checked(data) if data is not None else None
-        except ValueError as error:
-            damage = DamageError(path, 0, f"the settings of the queue: {error}")
-            if not permissive:
-                raise damage from error
-            wrong = one_line(str(damage))
         yield QueueKept(
             plain_text(queue.name) or "",  # as the table of messages has it
-            settings,
+            None if settings == NO_SETTINGS else settings_values(settings),
             summary.next_seq_id,
             counts,
             summary.messages,
@@ -155,11 +147,10 @@ def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
 
 
 def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Outcome:
-    """Make stores below ``out``/stores from the tables of exports in ``paths``. Table
-    ``imported``: :data:`IMPORTED`.
+    """Make stores below ``out``/stores from the tables of exports in ``paths``, all local.
 
-    Both must be local (:class:`UsageError`). Raises :class:`NotAStoreError` for a path without
-    tables, or with tables that no export has written, :class:`StoreError`.
+    Table ``imported``: :data:`IMPORTED`. Raises :class:`NotAStoreError` for a path without tables,
+    or with tables that no export has written.
     """
     tables = _read_tables(spark, paths)
     stores = {
@@ -204,11 +195,8 @@ def _kept_of(queues: DataFrame) -> dict[str, list[QueueKept]]:
 
 
 def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Return the places of the tables of exports, by name.
-
-    Raises :class:`UsageError` without a path and for a path that is not local,
-    :class:`NotAStoreError` for a path without tables.
-    """
+    """Return the places of the tables of exports, by name. Raises :class:`NotAStoreError` for a
+    path without any."""
     paths = listed(paths, "paths")
     if not paths:
         raise UsageError("no path is given")
@@ -225,9 +213,7 @@ def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _read_tables(spark: SparkSession, paths: Sequence[str]) -> dict[str, DataFrame]:
-    """Return the tables; one without messages has at least the queues of these.
-
-    Raises :class:`NotAStoreError` for a table that no export has written."""
+    """Return the tables of exports; messages without a table of queues get one."""
     tables = {}
     for name, found in find_exports(paths).items():
         try:

@@ -24,11 +24,8 @@ def tell(
     found: Iterable[Finding | StoreError | str],
     queue: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows for damage in a store (and in a queue or topic of it): the columns known of the
-    place, and ``error``. Traces of a crash, which an open repairs, are not damage.
-
-    Raises :class:`ReadFailedError` with the first where the read is not permissive.
-    """
+    """Yield rows for damage in a store, or a queue of it: the place and ``error``; none for traces
+    of a crash. Raises :class:`ReadFailedError` with the first where the read is not permissive."""
     name = plain_text(queue)
     rows = [
         {

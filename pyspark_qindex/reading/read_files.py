@@ -49,10 +49,7 @@ def _batch(options: ReadOptions, rows: list[dict[str, object]]) -> pa.RecordBatc
 
 
 def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a part's message store files; those that are damaged have ``error``.
-
-    Raises :class:`pyspark_qindex.reading.damage.ReadFailedError` where the read is not permissive.
-    """
+    """Yield the records of a part's message store files."""
     fs = part.store.file_system()
     for path in part.files:
         found: list[Finding | StoreError] = []
@@ -76,11 +73,8 @@ def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatc
 
 
 def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each journal, segment and message store file of a store.
-
-    Live in a message store's file are the records that an index entry names. Memory: the ids of
-    the messages in the message store. Raises as :func:`read_stored`.
-    """
+    """Yield a row for each journal, segment and message store file. Live in the last are the
+    records that an index entry names. Memory: the ids of the messages in the message store."""
     store = part.store
     fs = store.file_system()
     found: list[Finding | StoreError] = []

@@ -31,10 +31,7 @@ _TABLES: Final[dict[str, tuple[_Plan, _Read]]] = {
 
 
 def plan(options: ReadOptions) -> list[list[Any]]:
-    """Plan a read: the parts of each task.
-
-    Raises as :func:`pyspark_qindex.planning.parts_of_stores`.
-    """
+    """Plan a read: the parts of each task. Raises as :func:`pyspark_qindex.stores.find_stores`."""
     return group(_TABLES[options.include][0](options), options.partitions)
 
 

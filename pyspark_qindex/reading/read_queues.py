@@ -100,11 +100,7 @@ class QueuePart:
         return self.leads and self.listed is not None and number not in self.listed
 
     def view(self) -> QueueView | None:
-        """Look at the queue; ``None`` when it was deleted since the plan.
-
-        Raises as :func:`qindex.recovery.point_in_time.pin_queue`, and
-        :class:`~pyspark_qindex.stores.StoreNotHereError`.
-        """
+        """Look at the queue; ``None`` when it was deleted since the plan."""
         fs = self.store.file_system()
         lock = LockWatch(fs, os.path.join(self.store.path, layout.LOCK))
         try:
@@ -158,11 +154,9 @@ def _store_parts(store: Store, fs: FileSystem, options: ReadOptions) -> list[Sto
 def queue_parts(
     store: Store, fs: FileSystem, options: ReadOptions, shipped: list[int] | None
 ) -> list[QueuePart | FailedStore]:
-    """Plan the queues of a store that are wanted; each is one part.
-
-    They are pinned. ``shipped``: bytes of journals that the plan may still carry, in a list that is
-    updated; ``None``: the queues are only listed. Raises :class:`StoreError`.
-    """
+    """Plan the queues of a store that are wanted; each is one part. ``shipped``: bytes of journals
+    that the plan may still carry, in a list that is updated; ``None``: the queues are only
+    listed."""
     reader = StoreReader(store.path, fs)
     parts: list[QueuePart | FailedStore] = []
     queues = reader.readers()
@@ -283,11 +277,8 @@ assert (PUBLISHED, DELIVERED, ACKED) == (1, 2, 3)
 
 
 def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a part of a queue, in the order of its seq_ids.
-
-    Raises :class:`ReadFailedError` for damage in a read that is not permissive. Memory: one
-    segment, and some megabytes at a time of its messages in the message store.
-    """
+    """Yield the messages of a part of a queue, in the order of its seq_ids. Memory: one segment,
+    and some megabytes at a time of its messages in the message store."""
     on_rows: set[tuple[str, int]] = set()
 
     def explain(row: Row, path: str, offset: int) -> str:
@@ -311,10 +302,8 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
 
 
 def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of a part of a queue, those that are acknowledged too.
-
-    Raises as :func:`read_messages`. Memory: one segment at a time.
-    """
+    """Yield the entries of a part of a queue, those that are acknowledged too; a segment at a
+    time."""
 
     def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
         for entries in view.entries(number):

@@ -178,12 +178,8 @@ _SETTLE_PAUSES = (0.002, 0.01, 0.05)
 
 
 def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a CommitLog file in order. A record whose body is damaged has ``error``,
-    and so has a row for each place without a record.
-
-    Raises :class:`pyspark_qindex.reading.damage.ReadFailedError` where the read is not permissive.
-    Memory: 1 MiB of records, or the largest.
-    """
+    """Yield the records of a CommitLog file in order, 1 MiB at a time, and a row with ``error`` for
+    each place without a record."""
     found: list[StoreError | str] = []
     short = {} if part.held is None else {part.start: part.held}
     log = open_log(part.store, part.file_size, [part.start], short)
@@ -395,10 +391,7 @@ def _distinct(values: pa.Array, decode: Callable[[bytes], str]) -> pa.Array:
 
 
 def read_units(part: UnitsPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the units of a ConsumeQueue file, without those that only fill its beginning.
-
-    Raises as :func:`read_records`.
-    """
+    """Yield the units of a ConsumeQueue file, without those that only fill its beginning."""
     found: list[StoreError | str] = []
     try:
         data = read_file(part.store.file_system(), part.path)

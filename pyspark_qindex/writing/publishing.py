@@ -75,10 +75,8 @@ class Progress:
 
 
 class Staging:
-    """The staging directory of a store. All methods raise :class:`StorageError`.
-
-    ``fs`` makes files with the mode of the store's directory, which a group may share.
-    """
+    """The staging directory of a store. ``fs`` makes files with the mode of the store's
+    directory."""
 
     def __init__(self, store: str) -> None:
         self.fs: FileSystem = beneath(REAL, store)
@@ -172,10 +170,7 @@ class ForeignPublisherError(StoreError):
 
 
 def make_store(store: str, queue: str) -> None:
-    """Make store and queue if they do not exist. A store that is in use is left alone.
-
-    Raises as :func:`qindex.open`, except for :class:`LockedError`.
-    """
+    """Make store and queue if they do not exist. A store that is in use is left alone."""
     try:
         reader = StoreReader(store)
         if reader.kind == "qindex" and queue in reader.queue_names():
@@ -201,10 +196,8 @@ def commit_batch(
 ) -> None:
     """Publish the rows of a batch, unless it was published before. Durable on return.
 
-    ``files``: staged ones with their rows, in order; paths relative to the staging directory.
-    ``orphan_age``: seconds after which what other queries have staged is removed. Raises
-    :class:`LockedError`, :class:`ForeignPublisherError`, and as publishing does; the batch is
-    then finished by the next attempt, of any query into this store.
+    ``files``: staged ones with their rows, in order. ``orphan_age``: seconds after which what other
+    queries have staged is removed. After an error the next attempt, of any query, goes on.
     """
     staging = Staging(store)
     with qindex.open(store, lock_timeout=lock_timeout) as engine:

@@ -38,9 +38,8 @@ _OF_STREAMS = frozenset({"checkpointlocation"})
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where to publish. ``lock_timeout``: seconds to wait for the store's lock;
-    ``orphan_age``: seconds after which the leftovers of a query are removed; ``job``: of a batch
-    write, so that it can be repeated."""
+    """Where to publish. ``lock_timeout``: seconds to wait for the store. ``orphan_age``: seconds
+    after which leftovers are removed. ``job``: of a batch write, so that it can be repeated."""
 
     store: str
     queue: str

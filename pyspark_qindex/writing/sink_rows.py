@@ -45,9 +45,8 @@ class Outgoing:
 
 
 def check_columns(schema: StructType) -> list[str]:
-    """Return the columns of a DataFrame that are published; others of a read of messages are left
-    out. Raises :class:`UsageError` for any else, for a wrong type, without ``body``, and with
-    ``queue``: it would look as if it told where a row goes."""
+    """Return the columns of a DataFrame that are published. Raises :class:`UsageError` for one that
+    can't be, and for ``queue``: it would look as if it told where a row goes."""
     chosen = []
     for field in schema.fields:
         if field.name == "queue":
@@ -71,11 +70,8 @@ def check_columns(schema: StructType) -> list[str]:
 def stage(
     path: str, batches: Iterator[pa.RecordBatch], columns: list[str], fs: FileSystem = REAL
 ) -> int:
-    """Write rows into a new file, durable on return; returns their number. Without rows there is no
-    file.
-
-    Raises :class:`UsageError` for a row that has no body, :class:`StorageError`.
-    """
+    """Write rows into a new file, durable on return; return their number. Without rows there is no
+    file. Raises :class:`UsageError` for a row that has no body."""
     rows = 0
     with storage_errors(path, "can't be written"), contextlib.ExitStack() as opened:
         file: BinaryIO | None = None
@@ -101,10 +97,7 @@ def stage(
 
 
 def read_staged(path: str, skip: int = 0) -> Iterator[Outgoing]:
-    """Yield the rows of a staged file as messages, from row ``skip`` on.
-
-    Raises :class:`StorageError`, :class:`UsageError` for a row that is not a message.
-    """
+    """Yield the rows of a staged file as messages, from row ``skip`` on."""
     failing = storage_errors(path, "can't be read")
     with failing, pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:
         for batch in stream:
