@@ -197,16 +197,12 @@ def file_system(place: Place) -> FileSystem:
     return RemoteFileSystem(protocol, storage) if protocol else REAL
 
 
-def is_glob(path: str) -> bool:
-    """Return whether a path is a pattern."""
-    return not _GLOB.isdisjoint(path)
-
-
 def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
     """Return the place of a path or glob, the paths below it, and the URL's part before them."""
     protocol, path = _split(path)
+    is_glob = not _GLOB.isdisjoint(path)
     if not protocol:
-        found = sorted(glob.glob(path)) if is_glob(path) and not os.path.exists(path) else [path]
+        found = sorted(glob.glob(path)) if is_glob and not os.path.exists(path) else [path]
         prefix = ""
     else:
         # Those that are given win over host, user and port of the URL.
@@ -216,7 +212,7 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
         if _REMOTE in key:
             raise UsageError(f"{protocol}://: has no directories that could be looked through")
         with storage_errors(path, "can't be listed"), _as_system_error(path):
-            found = sorted(remote.glob(key)) if is_glob(path) else [key]
+            found = sorted(remote.glob(key)) if is_glob else [key]
         found = ["/" + one.strip("/") for one in found]
         prefix = _before(path, key) or protocol + ("://" if remote.root_marker else ":/")
     if not found:

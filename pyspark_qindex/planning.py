@@ -10,7 +10,7 @@ import heapq
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from journal.errors import StoreError
 from journal.fs.files import FileSystem
@@ -30,13 +30,6 @@ class FailedStore:
     why: str
     weight: int = 0
 
-
-class _Weighted(Protocol):
-    @property
-    def weight(self) -> int: ...
-
-
-_W = TypeVar("_W", bound=_Weighted)
 
 PartsOf = Callable[[Store, FileSystem, ReadOptions], Iterable[Any]]
 """Plans one store. Raises :class:`StoreError`."""
@@ -65,7 +58,7 @@ def tasks_for(total: int, wanted: int) -> int:
     return max(1, min(_TASKS_PER_CORE * cores, -(-total // _TASK_BYTES)))
 
 
-def group(parts: Sequence[_W], wanted: int) -> list[list[_W]]:
+def group(parts: Sequence[Any], wanted: int) -> list[list[Any]]:
     """Share ``parts`` out among tasks of about equal weight: the heaviest first, each to the
     lightest task. The parts of a task keep their order."""
     count = min(tasks_for(sum(part.weight for part in parts), wanted), len(parts))

@@ -90,10 +90,6 @@ class _Queue:
         self.heads[self.name] = (token, head)
         return head
 
-    def waiting(self, low: int, stop: int) -> int:
-        """Return how many messages there are at most."""
-        return stop - low
-
     def after(self, low: int, most: int, stop: int) -> int:
         """Return the place after ``most`` messages from ``low`` on, and at most ``stop``."""
         return min(low + most, stop)
@@ -123,10 +119,6 @@ class _Log:
     def end(self, known: int) -> int:
         """Return the offset after the last record; it is at least ``known``."""
         return end_of_log(self.store, self.layout, known)
-
-    def waiting(self, low: int, stop: int) -> int:
-        """Return how many records there are at most: none is smaller than a byte."""
-        return stop - low
 
     def after(self, low: int, most: int, stop: int) -> int:
         """Return the offset after ``most`` records from ``low`` on, and at most ``stop``."""
@@ -242,7 +234,8 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ends[at] = stop
         if not isinstance(limit, ReadMaxRows):
             return unflatten(places | ends)
-        waiting = {at: found[at].waiting(places[at], stop) for at, stop in ends.items()}
+        # Of a log, bytes: no record is smaller than one.
+        waiting = {at: stop - places[at] for at, stop in ends.items()}
         for at, count in share(waiting, limit.max_rows).items():
             places[at] = found[at].after(places[at], count, ends[at])
         return unflatten(places)

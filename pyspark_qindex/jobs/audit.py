@@ -30,6 +30,7 @@ from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
 from pyspark_qindex.jobs.fleet import Row, find_fleet, run_tasks, tasks_wanted
+from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.planning import group
 from pyspark_qindex.reading.read_rocket import look_at
 from pyspark_qindex.schemas import spark_schema, table
@@ -37,7 +38,6 @@ from pyspark_qindex.stores import Store
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.tools.verify import Verification
-from qindex.view.arrow import Table
 from qindex.view.reader import StoreReader
 from rocketstore.verify import check_store
 
@@ -48,11 +48,13 @@ FINDINGS: Final = table(
 """``store``: as it was given; ``file``: relative to it; ``offset``, ``length``: bytes in the file.
 ``kind``: a word of :class:`journal.findings.Kind`. ``number``: places that the row covers. More
 than one if one file has many of a kind."""
-_EVIDENCE: Final[Table] = {"row": "string", **FINDINGS}
+_EVIDENCE: Final = {"row": "string", **FINDINGS}
 """What a task gives. ``row``: finding; or count (``number`` things of the sort ``what`` were looked
 at)."""
 _SHOWN: Final = 8
 """Findings of one kind and cause in one file that have rows of their own."""
+_FEW: Final = 40
+"""Findings that are shown one by one."""
 _LEAST_WEIGHT: Final = 1 << 14
 _ROCKET: Final = "rocketmq"
 
@@ -123,6 +125,38 @@ def audit(
     counted = rows.where("row = 'count'").groupBy("store", "store_kind", "what").sum("number")
     counts = counted.toDF("store", "store_kind", "things", "number")
     return AuditResult(found, counts, len(fleet), rows)
+
+
+def run_audit(spark: SparkSession, options: JobOptions) -> Outcome:
+    """Check every store; exit status 1 when damage is found."""
+    result = audit(spark, options.paths)
+    by_cause = dict(_sums(result.findings, "cause", "number"))
+    things = {row[0]: row[1] for row in _sums(result.counts, "things", "number")}
+    summary = {
+        "stores": result.stores,
+        "damage": by_cause.get("damage", 0),
+        "crash_traces": by_cause.get("crash", 0),
+        **{name.replace(" ", "_"): number for name, number in sorted(things.items())},
+    }
+    by = ("store", "cause", "kind")
+    kinds = result.findings.groupBy(*by).sum("number").withColumnRenamed("sum(number)", "number")
+    few = result.findings.limit(_FEW + 1).count() <= _FEW
+    return Outcome(
+        summary,
+        {
+            "findings": Table(result.findings.orderBy("store", "file", "offset"), title="Findings"),
+            "kinds": Table(kinds.orderBy(*by), title="Findings by store and cause"),
+            "counts": Table(result.counts.orderBy("store", "things"), title="What was looked at"),
+        },
+        shown="findings" if few else "kinds",
+        plots=[Plot("Findings by store and kind", "kinds", "bars", ("store", "kind"), "number")],
+        found=summary["damage"] > 0,
+        finish=result.unpersist,
+    )
+
+
+def _sums(rows: DataFrame, by: str, of: str) -> list[tuple[str, int]]:
+    return [(row[0], row[1]) for row in rows.groupBy(by).sum(of).collect()]
 
 
 def _plan(store: Store) -> _Item:

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -37,14 +36,6 @@ _DONE: Final = {"row": "string", **BUILT, "why": "string"}
 log is damaged (``why``; ``file`` and ``bytes``: the place, if it is one in a file)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One store. ``out``: where to leave its files; ``None``: in the store."""
-
-    root: str
-    out: str | None
-
-
 def build_index(
     spark: SparkSession, paths: Sequence[str], *, install: bool = True, out: str | None = None
 ) -> Outcome:
@@ -66,7 +57,7 @@ def build_index(
     for root in roots:
         StoreLock(beneath(REAL, root), Paths(root).lock).release()
     names = store_names(roots)
-    items = [_Item(root, left and os.path.join(left, names[root])) for root in roots]
+    items = [(root, left and os.path.join(left, names[root])) for root in roots]
     rows = run_tasks(spark, [[item] for item in items], _build, _DONE).collect()
     failed = [row for row in rows if row["row"] == "refused"]
     if len(failed) == len(items):
@@ -107,22 +98,22 @@ def _roots(paths: Sequence[str]) -> list[str]:
     return roots
 
 
-def _build(item: _Item) -> Iterator[Row]:
-    """Build one store; returns rows of :data:`_DONE`. Raises :class:`LockedError`, and
-    :class:`StoreNotHereError` on a host that does not see the store."""
-    local_store(item.root).file_system()
+def _build(item: tuple[str, str | None]) -> Iterator[Row]:
+    """Build one store, into a directory or else in place; yield rows of :data:`_DONE`."""
+    root, out = item
+    local_store(root).file_system()
     try:
-        built = rebuild_in_place(item.root) if item.out is None else _leave(item.root, item.out)
+        built = rebuild_in_place(root) if out is None else _leave(root, out)
     except (LockedError, StoreNotHereError):
         raise
     except DamageError as error:
-        yield ("refused", item.root, error.path, None, error.offset, None, error.what)
+        yield ("refused", root, error.path, None, error.offset, None, error.what)
     except StoreError as error:
-        yield ("refused", item.root, None, None, None, None, str(error))
+        yield ("refused", root, None, None, None, None, str(error))
     else:
         for file in built.files:
-            yield ("file", item.root, file.name, file.entries, file.size, file.was, None)
-        yield ("store", item.root, None, built.messages, None, None, None)
+            yield ("file", root, file.name, file.entries, file.size, file.was, None)
+        yield ("store", root, None, built.messages, None, None, None)
 
 
 def _error(path: str | None, offset: int | None, why: str) -> StoreError:

@@ -103,18 +103,10 @@ def run_tasks(
     item is repeated if its executor is lost."""
     dealt = [list(group) for group in groups] or [[]]
 
-    def run(ranges: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in ranges:
-            for number in batch.column(0).to_pylist():
-                rows = (row for item in dealt[number] for row in work(item))
-                yield from batches(table, rows)
+    def run(ranges: Iterator[dict[str, Any]]) -> Iterator[Row]:
+        return (row for one in ranges for item in dealt[one["id"]] for row in work(item))
 
-    count = len(dealt)
-    return spark.range(0, count, 1, count).mapInArrow(run, spark_schema(table))
-
-
-_STORES = "stores"
-"""Directory below a job's output that holds the stores it made."""
+    return map_rows(spark.range(0, len(dealt), 1, len(dealt)), run, table)
 
 
 def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> list[Store]:
@@ -142,7 +134,7 @@ def committed_offsets(store: Store) -> Iterator[tuple[str, str, int]]:
 
 def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:
     """Return the place, below ``out``, of the store that a job makes for each store."""
-    root = os.path.join(local_path(out, "out"), _STORES)
+    root = os.path.join(local_path(out, "out"), "stores")
     return {store: os.path.join(root, name) for store, name in store_names(stores).items()}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, get_args
@@ -44,6 +44,7 @@ from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
+from qindex.tools.staging import Staging
 from rocketstore.format.commitlog_format import COMMIT, TRANSACTION_MASK
 from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.format.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
@@ -167,17 +168,25 @@ def _into_rocketmq(
     spark: SparkSession, messages: DataFrame, targets: dict[str, str], sizes: dict[str, int]
 ) -> DataFrame:
     told = messages.where("seq_id is not null or error is not null")
-    # A row for each store, so that those without messages are made, too.
+    rows = by_delivery(_with_stores(spark, told, targets))
+    return _filled(rows, targets, lambda _, place: RocketFill(place, sizes), _put_in_rocketmq)
+
+
+def _with_stores(spark: SparkSession, rows: DataFrame, targets: dict[str, str]) -> DataFrame:
+    """Add a row for each store, so that those without messages are made, too."""
     stores = spark.createDataFrame([(url,) for url in targets], "store string")
-    rows = told.unionByName(stores, allowMissingColumns=True)
-    fill = partial(
-        fill_stores,
-        targets=targets,
-        source=os.devnull,
-        begin=lambda _store, place: RocketFill(place, sizes),
-        put=partial(_put_in_rocketmq, targets=targets),
-    )
-    return map_rows(by_delivery(rows), fill, MOVES)
+    return rows.unionByName(stores, allowMissingColumns=True)
+
+
+def _filled(
+    rows: DataFrame,
+    targets: dict[str, str],
+    begin: Callable[[str, Staging], Any],
+    put: Callable[..., Row | None],
+) -> DataFrame:
+    put = partial(put, targets=targets)
+    fill = partial(fill_stores, targets=targets, source=os.devnull, begin=begin, put=put)
+    return map_rows(rows, fill, MOVES)
 
 
 def _left_out(spark: SparkSession, messages: DataFrame, fleet: list[Store], mode: str) -> DataFrame:
@@ -256,16 +265,9 @@ def _into_queues(
     urls = [one.url for one in fleet]
     delays = {one.url: _delay_offsets(one) for one in fleet}
     records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
-    stores = spark.createDataFrame([(url,) for url in urls], "store string")
-    rows = records.unionByName(stores, allowMissingColumns=True)
-    fill = partial(
-        fill_stores,
-        targets=targets,
-        source=os.devnull,
-        begin=lambda _store, place: QueueFill(place),
-        put=partial(_put_in_queue, targets=targets, delays=delays),
-    )
-    return map_rows(in_order(rows, "offset"), fill, MOVES)
+    rows = in_order(_with_stores(spark, records, targets), "offset")
+    put = partial(_put_in_queue, delays=delays)
+    return _filled(rows, targets, lambda _, place: QueueFill(place), put)
 
 
 def _delay_offsets(one: Store) -> dict[int, int]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import msgpack
 import numpy as np
@@ -228,23 +228,13 @@ def new_store(target: str, source: str) -> Iterator[Staging]:
             staging.commit()
 
 
-class Fill(Protocol):
-    """Fills one store."""
-
-    def finish(self) -> None:
-        """Make all of it durable."""
-
-
-_F = TypeVar("_F", bound=Fill)
-
-
 def fill_stores(
     rows: Iterator[dict[str, Any]],
     *,
     targets: dict[str, str],
     source: str,
-    begin: Callable[[str, Staging], _F],
-    put: Callable[[_F, dict[str, Any]], Row | None],
+    begin: Callable[[str, Staging], Any],
+    put: Callable[[Any, dict[str, Any]], Row | None],
 ) -> Iterator[Row]:
     """Build the target of each store from its rows, which come store by store; yield what ``put``
     returns for them. ``begin`` takes the name of a store, and where to build its target."""

@@ -23,7 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from journal.fs.files import REAL, replace_file
-from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
+from pyspark_qindex.jobs.audit import run_audit
+from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.jobs.stats import StatsResult, stats
 
 _MOMENT: Final = "%Y%m%dT%H%M%SZ"
@@ -40,10 +41,12 @@ def data_directory(html: str) -> str:
     return os.path.join(_history(html), datetime.now(UTC).strftime(_MOMENT))
 
 
-def report(spark: SparkSession, paths: list[str], html: str, out: str, audit: Outcome) -> Outcome:
-    """Report on all stores at or below ``paths``, whose audit is given. ``out``: the
+def report(spark: SparkSession, options: JobOptions) -> Outcome:
+    """Report on all stores, with ``options.html`` as the page and ``out`` as its
     :func:`data_directory`."""
-    result = stats(spark, paths)
+    html, out = options.html, options.out
+    audit = run_audit(spark, options)
+    result = stats(spark, options.paths)
     moments = list(_earlier(html))
     last = moments[-1]["directory"] if moments else None
     queues = _with_changes(spark, result.queues, last).persist()

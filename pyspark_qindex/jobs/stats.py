@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, together
+from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 
@@ -102,6 +103,47 @@ def stats(
         damage=together(damage),
         stores=len(fleet),
         _read=kept,
+    )
+
+
+def run_stats(spark: SparkSession, options: JobOptions) -> Outcome:
+    """Figures by queue, file, key and time."""
+    result = stats(spark, options.paths, top=options.top, mode=options.mode)
+    total = result.messages.selectExpr("count(*)", "coalesce(sum(size), 0)").collect()[0]
+    summary = {
+        "stores": result.stores,
+        "queues": result.queues.count(),
+        "messages": total[0],
+        "bytes": total[1],
+        "damaged": result.damage.count(),
+    }
+    tables = {
+        "queues": Table(result.queues.orderBy("store", "queue"), title="Queues"),
+        "keys": Table(result.keys, title="Keys with the most messages"),
+        "growth": Table(result.growth, title="Messages by time of publishing"),
+    }
+    if summary["damaged"]:
+        tables["damage"] = Table(result.damage.orderBy("store", "queue"), title="Not readable")
+    name = ("store", "queue")
+    plots = [
+        Plot("Messages by queue", "queues", "bars", name, "messages"),
+        Plot("Bytes by queue", "queues", "bars", name, "bytes"),
+        Plot("Oldest message by queue, seconds", "queues", "bars", name, "age_oldest"),
+        Plot("Keys with the most messages", "keys", "bars", ("key",), "messages"),
+        Plot("Messages by time of publishing", "growth", "line", ("moment",), "messages", 200),
+    ]
+    if result.files is not None:
+        tables["files"] = Table(result.files, title="Garbage by file")
+        plots.append(Plot("Garbage by file, bytes", "files", "bars", ("store", "file"), "garbage"))
+    if result.lag is not None:
+        tables["lag"] = Table(result.lag, title="Consumer groups")
+    return Outcome(
+        summary,
+        tables,
+        shown="queues",
+        plots=plots,
+        found=summary["damaged"] > 0,
+        finish=result.unpersist,
     )
 
 

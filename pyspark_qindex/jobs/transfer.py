@@ -164,7 +164,7 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Outcom
         put = partial(fill, begin=begin, put=_put_message)
         parts.append(map_rows(by_delivery(_rows_of_queues(tables)), put, _PUT))
     if "records" in tables:
-        put = partial(fill, begin=_begin_records, put=_put_record)
+        put = partial(fill, begin=lambda _, place: RocketFill(place, {}), put=_put_record)
         parts.append(map_rows(in_order(tables["records"], "offset"), put, _PUT))
     counted = together(parts).groupBy("store", "queue").agg(
         f.count("size"), f.coalesce(f.sum("size"), f.lit(0)), f.count_if("skipped")
@@ -263,10 +263,6 @@ def _put_message(fill: QueueFill, row: dict[str, Any]) -> Row:
         return (*place, None, row["error"] is not None)
     fill.put(*_message_of(row))
     return (*place, len(row["body"]), False)
-
-
-def _begin_records(_store: str, place: Staging) -> RocketFill:
-    return RocketFill(place, {})
 
 
 def _put_record(fill: RocketFill, row: dict[str, Any]) -> Row:

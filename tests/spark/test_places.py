@@ -17,7 +17,6 @@ pytest.importorskip("fsspec")
 
 import rocketstore
 from journal.errors import StorageError, UsageError
-from pyspark_qindex import filesystem
 from pyspark_qindex.filesystem import RemoteFileSystem, expand, file_system, local_path
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.migrate import migrate
@@ -220,4 +219,3 @@ def test_a_remote_store_is_not_written_and_copies_go(tmp_path: Path) -> None:
     del fs
     assert not copies.exists()
     assert (tmp_path / "f").read_bytes() == b"abc"
-    assert filesystem.is_glob("/a*") is True
