@@ -23,13 +23,14 @@ import typer
 from journal.errors import DamageError, StoreError, UsageError
 from journal.shown import printable
 from pyspark_qindex.errors import SparkMissingError, explain
-from pyspark_qindex.local_session import CONNECT
+from pyspark_qindex.filesystem import local_path
+from pyspark_qindex.local_session import CONNECT, active_session, session
 from qindex.cli.output import flush, print_json, print_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pyspark_qindex.jobs.outcome import Outcome
+    from pyspark_qindex.jobs.results import Outcome
 
 
 JOB_NAMES: Final = ("audit", "stats", "report", "build-index", "export", "import", "migrate",
@@ -45,6 +46,11 @@ _WIDE: Final = 240
 """Columns of a table that is not for a terminal."""
 _PERIOD: Final = re.compile(r"(\d{1,6})(s|min|h)")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600}
+_OUT: Final = "A new directory for the results; of ingest: the lake, which runs go on with."
+_SCHEMA: Final = (
+    "ingest: columns of the bodies, 'id bigint, tags array<string>'. They are kept; without, they "
+    "are inferred from a sample."
+)
 _DAMAGE: Final = re.compile(r"\b(?:journal\.errors\.DamageError|ReadFailedError):")
 
 
@@ -68,61 +74,32 @@ def pipeline_command(
             show_default=False,
         ),
     ],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            "--to",
-            help="A new directory for the results; of ingest: the lake, which runs go on with.",
-            show_default=False,
-        ),
-    ] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", "--to", help=_OUT)] = None,
     html: Annotated[
-        str | None,
-        typer.Option(
-            "--html",
-            help="report: the page; its data are beside it.",
-            show_default=False,
-        ),
+        str | None, typer.Option(help="report: the page; its data are beside it.")
     ] = None,
     master: Annotated[
-        str,
-        typer.Option("--master", help="Spark master: local[N], spark://HOST:PORT, sc://HOST, ..."),
+        str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, sc://HOST, ...")
     ] = "local[*]",
     install: Annotated[
         bool,
-        typer.Option(
-            "--install/--no-install",
-            help="build-index: put what was built into the stores, or leave it in --out.",
-        ),
+        typer.Option(help="build-index: put the files into the stores, or leave them in --out."),
     ] = True,
     failfast: Annotated[
-        bool,
-        typer.Option(
-            "--failfast", help="stats, export, migrate: end at the first damage that is met."
-        ),
+        bool, typer.Option("--failfast", help="stats, export, migrate: end at the first damage.")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="stats: keys that are shown.")] = 20,
     kind: Annotated[
         str, typer.Option("--format", help="ingest: parquet, delta or iceberg.")
     ] = "parquet",
-    schema: Annotated[
-        str,
-        typer.Option(
-            help="ingest: columns of the bodies, 'id bigint, tags array<string>'. They are kept; "
-            "without, they are inferred from a sample.",
-            show_default=False,
-        ),
-    ] = "",
+    schema: Annotated[str | None, typer.Option(help=_SCHEMA)] = None,
     batch: Annotated[int, typer.Option(min=1, help="ingest: messages of a batch.")] = 1_000_000,
     once: Annotated[
         bool, typer.Option("--once", help="ingest: what there is now, and end (default).")
     ] = False,
     every: Annotated[
-        str,
-        typer.Option(help="ingest: again after this time, 15min for instance.", show_default=False),
-    ] = "",
+        str | None, typer.Option(help="ingest: again after this time, 15min for instance.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Run a job over many stores at once with Spark.
@@ -138,16 +115,12 @@ def pipeline_command(
     if job not in JOB_NAMES:
         raise UsageError(f"no job {job!r}; there are {', '.join(JOB_NAMES)}")
     _need_spark()
-    from pyspark_qindex import session
-    from pyspark_qindex.filesystem import local_path
     from pyspark_qindex.jobs.commands import JOBS
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.ingest import lake_conf
-    from pyspark_qindex.jobs.outcome import JobOptions
     from pyspark_qindex.jobs.report import data_directory
-    from pyspark_qindex.jobs.results import claim, write_outcome
+    from pyspark_qindex.jobs.results import JobOptions, claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
-    from pyspark_qindex.local_session import active_session
 
     wanted, given = ("--html", html) if job == "report" else ("--out", out)
     if given is None or (out is None) == (html is None):
@@ -166,7 +139,7 @@ def pipeline_command(
     else:
         find_fleet(paths)
     mode = "failfast" if failfast else "permissive"
-    options = JobOptions(paths, out, install, mode, top, kind, schema, batch, page)
+    options = JobOptions(paths, out, install, mode, top, kind, schema or "", batch, page)
     conf = {}
     period = _period(every)
     if job == "ingest":
@@ -201,9 +174,9 @@ def pipeline_command(
     return 1 if outcome.found else 0
 
 
-def _period(text: str) -> int:
+def _period(text: str | None) -> int:
     """Return seconds; none for no text."""
-    if not text:
+    if text is None:
         return 0
     found = _PERIOD.fullmatch(text)
     if found is None or not int(found[1]):

@@ -1,4 +1,4 @@
-"""Plan a read: the parts of stores, and which task reads which of them.
+"""Plan reads: the parts of stores, which task reads which of them, and the rows of damage.
 
 Small parts are packed together and large ones split, so that there are two to four tasks for each
 core, of about equal size.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+
 from journal.errors import StoreError
+from journal.findings import Cause, Finding
 from journal.fs.files import FileSystem
+from pyspark_qindex.errors import one_line
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores
+from qindex.view.arrow import arrow_schema, plain_text
 
 _TASKS_PER_CORE: Final = 3
 _TASK_BYTES: Final = 4 << 20
@@ -69,3 +74,32 @@ def group(parts: Sequence[Any], wanted: int) -> list[list[Any]]:
         tasks[number].append(at)
         heapq.heappush(loads, (load + parts[at].weight, number))
     return [[parts[at] for at in sorted(task)] for task in tasks if task]
+
+
+class ReadFailedError(StoreError):
+    """Damage met by a read with ``mode=failfast``; the message names file and offset."""
+
+
+def tell(
+    store: Store,
+    options: ReadOptions,
+    found: Iterable[Finding | StoreError | str],
+    queue: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows for damage in a store, or a queue of it: the place and ``error``; none for traces
+    of a crash. Raises :class:`ReadFailedError` with the first where the read is not permissive."""
+    name = plain_text(queue)
+    rows = [
+        {
+            "store": store.url,
+            "queue": name,
+            "topic": name,
+            "error": one_line(str(one).replace(store.path, store.url)),
+        }
+        for one in found
+        if not (isinstance(one, Finding) and one.cause is Cause.CRASH)
+    ]
+    if rows and not options.permissive:
+        raise ReadFailedError(rows[0]["error"])
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(options.columns))

@@ -30,7 +30,7 @@ from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
 from pyspark_qindex.jobs.fleet import Row, find_fleet, run_tasks, tasks_wanted
-from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
+from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.planning import group
 from pyspark_qindex.reading.read_rocket import look_at
 from pyspark_qindex.schemas import spark_schema, table

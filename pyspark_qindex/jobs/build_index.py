@@ -20,7 +20,7 @@ from journal.fs.beneath import beneath
 from journal.fs.files import REAL
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import Row, find_fleet, run_tasks, store_names
-from pyspark_qindex.jobs.outcome import Outcome, Table
+from pyspark_qindex.jobs.results import Outcome, Table
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import StoreNotHereError, local_store
 from rocketstore.layout import Paths

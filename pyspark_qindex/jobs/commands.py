@@ -11,8 +11,8 @@ from pyspark_qindex.jobs.audit import run_audit
 from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.ingest import ingest
 from pyspark_qindex.jobs.migrate import migrate
-from pyspark_qindex.jobs.outcome import JobOptions, Outcome
 from pyspark_qindex.jobs.report import report
+from pyspark_qindex.jobs.results import JobOptions, Outcome
 from pyspark_qindex.jobs.stats import run_stats
 from pyspark_qindex.jobs.transfer import export_stores, import_stores
 

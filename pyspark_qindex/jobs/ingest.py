@@ -44,7 +44,7 @@ from journal.locks.directory_lock import DirectoryLock
 from journal.schema import ListOf, Record, Row, Text, check
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
-from pyspark_qindex.jobs.outcome import JobOptions, Outcome
+from pyspark_qindex.jobs.results import JobOptions, Outcome
 from pyspark_qindex.local_session import read
 from pyspark_qindex.sources import check_stream
 

@@ -29,7 +29,6 @@ from pyspark_qindex.jobs.fleet import (
     run_tasks,
     tasks_wanted,
 )
-from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
 from pyspark_qindex.jobs.refill import (
     Origin,
     QueueFill,
@@ -38,6 +37,7 @@ from pyspark_qindex.jobs.refill import (
     from_rocket,
     to_rocket,
 )
+from pyspark_qindex.jobs.results import Outcome, Plot, Table
 from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of, queues_kept
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table

@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 
 from journal.fs.files import REAL, replace_file
 from pyspark_qindex.jobs.audit import run_audit
-from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
+from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.jobs.stats import StatsResult, stats
 
 _MOMENT: Final = "%Y%m%dT%H%M%SZ"

@@ -1,4 +1,4 @@
-"""Write a job's outcome: Parquet and JSON for programs, a page for people.
+"""What a job is asked for, its outcome, and the files of that.
 
 ::
 
@@ -15,22 +15,85 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pyarrow.parquet import ParquetFile
+from pyspark.sql import DataFrame
 
 from journal.errors import StorageError, UsageError
 from journal.fs.files import open_private
 from journal.shown import printable
 from pyspark_qindex.jobs.fleet import store_names
-from pyspark_qindex.jobs.outcome import Outcome, Plot
 from qindex.cli.tables import human_size
 from qindex.compare.page import whole_page
 from qindex.compare.plots import Axis, Line, line_plot
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options of a command.
+
+    ``install``: for build-index, put the built files into the stores. ``mode``: of the sources.
+    ``top``: for stats, how many keys. For ingest, ``format``: of the tables; ``schema``: of the
+    bodies, empty for the kept or inferred one; ``batch``: messages of a batch. ``html``: the page
+    of a report.
+    """
+
+    paths: list[str]
+    out: str
+    install: bool = True
+    mode: str = "permissive"
+    top: int = 20
+    format: str = "parquet"
+    schema: str = ""
+    batch: int = 1_000_000
+    html: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot of one table: ``x`` and ``y`` name its columns (``x`` several: they are joined).
+    ``most``: rows that are drawn."""
+
+    title: str
+    table: str
+    kind: Literal["bars", "line"]
+    x: tuple[str, ...]
+    y: str
+    most: int = 30
+
+
+@dataclass(slots=True)
+class Table:
+    """A result. ``large``: as many rows as there are messages: it is written as Parquet alone, by
+    the executors; others also as JSON, and shown. ``written``: its Parquet exists already."""
+
+    rows: DataFrame
+    large: bool = False
+    title: str = ""
+    written: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``summary``: figures by name. ``shown``: the table that a terminal shows. ``found``: whether
+    damage or differences were found (exit status 1). ``notes``: lines for people. ``finish``:
+    called when all is written. ``targets``: the stores that were made, by the one they are from."""
+
+    summary: dict[str, Any]
+    tables: dict[str, Table]
+    shown: str = ""
+    plots: Sequence[Plot] = ()
+    found: bool = False
+    notes: list[str] = field(default_factory=list)
+    finish: Callable[[], None] = lambda: None
+    targets: dict[str, str] = field(default_factory=dict)
+
 
 _STYLE: Final = """
 .figures { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, together
-from pyspark_qindex.jobs.outcome import JobOptions, Outcome, Plot, Table
+from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 

@@ -24,7 +24,6 @@ from journal.fs.files import read_optional
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import Row, find_fleet, map_rows, new_stores, together
-from pyspark_qindex.jobs.outcome import Outcome, Table
 from pyspark_qindex.jobs.refill import (
     PUT_FIELDS,
     Origin,
@@ -34,6 +33,7 @@ from pyspark_qindex.jobs.refill import (
     RocketRecord,
     fill_stores,
 )
+from pyspark_qindex.jobs.results import Outcome, Table
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store

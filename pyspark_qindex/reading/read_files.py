@@ -14,7 +14,7 @@ from journal.findings import Finding
 from journal.fs.files import FileSystem
 from msgstore.scan import FileScan, scan_file
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.reading.damage import tell
+from pyspark_qindex.planning import tell
 from pyspark_qindex.reading.read_queues import StorePart, message_files
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX

@@ -10,8 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore, group
-from pyspark_qindex.reading.damage import tell
+from pyspark_qindex.planning import FailedStore, group, tell
 from pyspark_qindex.reading.read_files import read_files, read_stored
 from pyspark_qindex.reading.read_queues import plan_files, plan_queues, read_entries, read_messages
 from pyspark_qindex.reading.read_rocket import plan_rocket, read_index, read_records, read_units

@@ -27,8 +27,7 @@ from journal.fs.files import FileSystem
 from journal.locks.directory_lock import LockWatch
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore, parts_of_stores, tasks_for
-from pyspark_qindex.reading.damage import ReadFailedError, tell
+from pyspark_qindex.planning import FailedStore, ReadFailedError, parts_of_stores, tasks_for, tell
 from pyspark_qindex.stores import QUEUES, Store, StoreNotHereError
 from qindex.format import layout
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as VERSION2_SUFFIX

@@ -22,8 +22,7 @@ from journal.errors import StorageError, StoreError
 from journal.fs.files import FileSystem, is_there, read_file
 from journal.memory.arrays import I64, Bools
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore, parts_of_stores
-from pyspark_qindex.reading.damage import tell
+from pyspark_qindex.planning import FailedStore, parts_of_stores, tell
 from pyspark_qindex.stores import ROCKET, Store
 from qindex.format.json_value import plain_json
 from qindex.view.arrow import Maker, batch_of, constant, numbers, slices, texts_of

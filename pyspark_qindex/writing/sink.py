@@ -25,8 +25,13 @@ from pyspark.sql.types import StructType
 from journal.errors import UsageError
 from pyspark_qindex.options import number_of
 from pyspark_qindex.stores import local_store
-from pyspark_qindex.writing.publishing import Staging, commit_batch, make_store
-from pyspark_qindex.writing.sink_rows import check_columns, stage
+from pyspark_qindex.writing.publishing import (
+    Staging,
+    check_columns,
+    commit_batch,
+    make_store,
+    stage,
+)
 
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"

@@ -32,7 +32,7 @@ from pyspark_qindex.jobs import audit
 from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.ingest import ingest
 from pyspark_qindex.jobs.migrate import migrate
-from pyspark_qindex.jobs.outcome import JobOptions
+from pyspark_qindex.jobs.results import JobOptions
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores
 from pyspark_qindex.options import ROCKET_TABLES, TABLES

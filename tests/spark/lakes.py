@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import qindex
 from pyspark_qindex import session
 from pyspark_qindex.jobs.ingest import ingest, lake_conf
-from pyspark_qindex.jobs.outcome import JobOptions
+from pyspark_qindex.jobs.results import JobOptions
 from qindex.view.reader import StoreReader
 from tests.spark.cluster import ROOT, Driver
 from tests.waiting import WAIT

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import pyspark_qindex
 from pyspark_qindex.errors import explain
 from pyspark_qindex.jobs.commands import JOBS
-from pyspark_qindex.jobs.outcome import JobOptions
 from pyspark_qindex.jobs.report import data_directory
-from pyspark_qindex.jobs.results import claim, write_outcome
+from pyspark_qindex.jobs.results import JobOptions, claim, write_outcome
 from pyspark_qindex.sources import can_stream
 from qindex.view.reader import StoreReader
 from tests.spark.fleet import make_plain, make_rocket

@@ -20,7 +20,7 @@ from journal.fs.files import REAL
 from journal.locks.directory_lock import DirectoryLock
 from pyspark_qindex.jobs import ingest as ingesting
 from pyspark_qindex.jobs.ingest import add_columns, ingest
-from pyspark_qindex.jobs.outcome import JobOptions
+from pyspark_qindex.jobs.results import JobOptions
 from tests.cli.support import run
 from tests.spark.lakes import publish
 

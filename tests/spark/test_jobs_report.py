@@ -18,8 +18,7 @@ from pyarrow.parquet import read_table
 import qindex
 import rocketstore
 from journal.shown import printable
-from pyspark_qindex.jobs.outcome import Outcome, Plot
-from pyspark_qindex.jobs.results import render_page
+from pyspark_qindex.jobs.results import Outcome, Plot, render_page
 from tests.cli.support import run
 from tests.spark.faults import FAULTS
 

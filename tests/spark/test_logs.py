@@ -18,7 +18,7 @@ import rocketstore
 from journal.findings import Cause, Finding, Kind
 from pyspark_qindex.jobs.audit import FINDINGS, _audit_item, _plan, grouped
 from pyspark_qindex.options import ROCKET_TABLES, read_options
-from pyspark_qindex.reading.damage import ReadFailedError
+from pyspark_qindex.planning import ReadFailedError
 from pyspark_qindex.reading.read_parts import plan, read_part
 from pyspark_qindex.stores import ROCKET, Store
 from pyspark_qindex.streaming import Stream

@@ -26,8 +26,9 @@ from pyspark_qindex.writing.publishing import (
     Staging,
     commit_batch,
     make_store,
+    read_staged,
+    stage,
 )
-from pyspark_qindex.writing.sink_rows import read_staged, stage
 from qindex.format.layout import STAGING
 from qindex.view.reader import StoreReader
 
