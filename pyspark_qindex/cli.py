@@ -54,10 +54,6 @@ _SCHEMA: Final = (
 _DAMAGE: Final = re.compile(r"\b(?:journal\.errors\.DamageError|ReadFailedError):")
 
 
-class _JobFailedError(StoreError):
-    """Spark gave up; the message says why, in one line."""
-
-
 class _JobDamageError(DamageError):
     """Damage that ended a job."""
 
@@ -257,7 +253,7 @@ def _in_one_line() -> Iterator[None]:
             raise
         if _DAMAGE.search(str(error)):
             raise _JobDamageError(explain(error)) from error
-        raise _JobFailedError(explain(error)) from error
+        raise StoreError(explain(error)) from error
 
 
 @contextlib.contextmanager

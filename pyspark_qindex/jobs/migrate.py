@@ -200,30 +200,21 @@ def _left_out(spark: SparkSession, messages: DataFrame, fleet: list[Store], mode
     priority = f.coalesce("priority", f.lit(-1)).alias("priority")
     keys = messages.where("seq_id is not null").select("store", "queue", "seq_id", priority)
     left_out = alive.withColumn("priority", priority).join(keys, list(_PLACE), "left_anti")
-    reason = (
-        f.when(f.coalesce(f.col("expiry") <= now, f.lit(False)), "expired")
-        .when(~f.col("persistent") & f.col("store").isin(_of_nodes(fleet)), "transient")
-        .otherwise("later")
-    )
-    skipped = left_out.select(
-        "store",
-        "queue",
-        "seq_id",
-        f.lit("skipped").alias("status"),
-        reason.alias("reason"),
-        "size",
-    )
-    table = spark.createDataFrame([], spark_schema(MOVES))
-    return table.unionByName(skipped, allowMissingColumns=True)
-
-
-def _of_nodes(fleet: list[Store]) -> list[str]:
-    """The stores that are RabbitMQ's, whose transient messages are not given as messages."""
-    return [
+    # The stores of RabbitMQ, whose transient messages are not given as messages.
+    nodes = [
         store.url
         for store in fleet
         if not store_directory.find_marker(store.file_system(), store.path)
     ]
+    reason = (
+        f.when(f.coalesce(f.col("expiry") <= now, f.lit(False)), "expired")
+        .when(~f.col("persistent") & f.col("store").isin(nodes), "transient")
+        .otherwise("later")
+    )
+    status = f.lit("skipped").alias("status")
+    skipped = left_out.select("store", "queue", "seq_id", status, reason.alias("reason"), "size")
+    table = spark.createDataFrame([], spark_schema(MOVES))
+    return table.unionByName(skipped, allowMissingColumns=True)
 
 
 def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], targets: dict[str, str]) -> Row | None:

@@ -27,7 +27,6 @@ from journal.format import PAYLOAD_SIZE, pack_publish
 from journal.fs.files import REAL, make_dirs, replace_file
 from journal.memory.arrays import I64
 from journal.packed import unpack
-from journal.poison import Poison
 from msgstore import MessageStore
 from pyspark_qindex.jobs.fleet import Row
 from qindex.format import layout
@@ -38,11 +37,11 @@ from qindex.format.priorities import LOW, SHIFT
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
-from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.notes.delivery_counts import pack_counts
 from qindex.recovery.columns import Entries
+from qindex.tools.copying import new_message_store
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
 from qindex.tools.staging import Staging
@@ -318,21 +317,10 @@ class QueueFill:
                 head = (seq, origin.persistent, msg_id, origin.expiry, len(message.body))
                 return seal_embedded(pack_publish(*head, whole))[_PUBLISH_WORD + PAYLOAD_SIZE :]
             record = seal_stored(msg_id, front, message.body)
-        self._messages().write(msg_id, record)
-        return b""
-
-    def _messages(self) -> MessageStore:
         if self._store is None:
-            self._store = MessageStore.open(
-                os.path.join(self._path, PERSISTENT_DIRECTORY),
-                references={},
-                snapshot=None,
-                check=check_record,
-                poison=Poison(),
-                fs=self._fs,
-                background=False,
-            )
-        return self._store
+            self._store = new_message_store(self._fs, self._path)
+        self._store.write(msg_id, record)
+        return b""
 
     def _flush(self) -> None:
         for place, waiting in self._waiting.items():

@@ -12,6 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 
@@ -292,12 +293,5 @@ def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
 
 def origin_of(row: dict[str, Any]) -> Origin:
     """Return where a row of ``messages`` stood."""
-    return Origin(
-        queue=row["queue"],
-        seq_id=row["seq_id"],
-        msg_id=row["msg_id"],
-        persistent=row["persistent"],
-        redelivered=row["redelivered"],
-        expiry=row["expiry"] or 0,
-        priority=row["priority"],
-    )
+    values = {one.name: row[one.name] for one in fields(Origin)}
+    return Origin(**values | {"expiry": row["expiry"] or 0})

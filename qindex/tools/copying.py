@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,20 @@ _TERM = 0x83
 def for_salvage(path: str, offset: int, what: str) -> DamageError:
     """Return the error for damage that must not be copied as it is."""
     return DamageError(path, offset, f"{what} (salvage copies the sound messages)")
+
+
+def new_message_store(fs: FileSystem, target: str, **options: Any) -> MessageStore:
+    """Open the persistent message store of a new store. The caller syncs and closes it."""
+    return MessageStore.open(
+        os.path.join(target, PERSISTENT_DIRECTORY),
+        references={},
+        snapshot=None,
+        check=check_record,
+        poison=Poison(),
+        fs=fs,
+        background=False,
+        **options,
+    )
 
 
 @dataclass
@@ -162,7 +177,7 @@ class StoreCopy:
         try:
             for item in self._records():
                 if store is None:
-                    store = self._new_message_store()
+                    store = new_message_store(self.fs, self.target, max_message_bytes=MAX_RECORD)
                 batch.append(item)
                 size += len(item[1])
                 if size >= _BATCH_BYTES:
@@ -174,18 +189,6 @@ class StoreCopy:
         finally:
             if store is not None:
                 store.close()
-
-    def _new_message_store(self) -> MessageStore:
-        return MessageStore.open(
-            os.path.join(self.target, PERSISTENT_DIRECTORY),
-            references={},
-            snapshot=None,
-            check=check_record,
-            poison=Poison(),
-            fs=self.fs,
-            max_message_bytes=MAX_RECORD,
-            background=False,
-        )
 
     def _records(self) -> Iterator[tuple[bytes, bytes, int]]:
         doubted = self._doubted()
