@@ -112,10 +112,19 @@ def migrate(
     urls = [one.url for one in fleet]
     targets = new_stores(out, urls)
     if from_rocketmq:
-        moves = _kept(_into_queues(spark, fleet, targets, mode))
+        records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
+        rows = in_order(_with_stores(spark, records, targets), "offset")
+        put = partial(_put_in_queue, delays={one.url: _delay_offsets(one) for one in fleet})
+        moves = _kept(_filled(rows, targets, lambda _, place: QueueFill(place), put))
     else:
         messages = read(spark, urls, _MESSAGE_COLUMNS, mode=mode)
-        moved = _kept(_into_rocketmq(spark, messages, targets, sizes or {}))
+        told = messages.where("seq_id is not null or error is not null")
+        rows = by_delivery(_with_stores(spark, told, targets))
+
+        def begin(_store: str, place: Staging) -> RocketFill:
+            return RocketFill(place, sizes or {})
+
+        moved = _kept(_filled(rows, targets, begin, _put_in_rocketmq))
         moves = _kept(moved.unionByName(_left_out(spark, messages, fleet, mode)))
         moved.unpersist()
     return _outcome(moves, _kept(left_behind(spark, fleet)), targets)
@@ -159,17 +168,6 @@ def _kept(rows: DataFrame) -> DataFrame:
     """Run the tasks now, and keep their rows: the stores are there then."""
     rows.persist(StorageLevel.MEMORY_AND_DISK).count()
     return rows
-
-
-# -- queues into RocketMQ -------------------------------------------------------------------------
-
-
-def _into_rocketmq(
-    spark: SparkSession, messages: DataFrame, targets: dict[str, str], sizes: dict[str, int]
-) -> DataFrame:
-    told = messages.where("seq_id is not null or error is not null")
-    rows = by_delivery(_with_stores(spark, told, targets))
-    return _filled(rows, targets, lambda _, place: RocketFill(place, sizes), _put_in_rocketmq)
 
 
 def _with_stores(spark: SparkSession, rows: DataFrame, targets: dict[str, str]) -> DataFrame:
@@ -245,20 +243,6 @@ def _moved(
 def _skipped(row: dict[str, Any], reason: str, what: str) -> Row:
     place = (row["store"], row["queue"], row["seq_id"])
     return (*place, "skipped", reason, what, None, None, None, row.get("size"))
-
-
-# -- RocketMQ into queues -------------------------------------------------------------------------
-
-
-def _into_queues(
-    spark: SparkSession, fleet: list[Store], targets: dict[str, str], mode: str
-) -> DataFrame:
-    urls = [one.url for one in fleet]
-    delays = {one.url: _delay_offsets(one) for one in fleet}
-    records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
-    rows = in_order(_with_stores(spark, records, targets), "offset")
-    put = partial(_put_in_queue, delays=delays)
-    return _filled(rows, targets, lambda _, place: QueueFill(place), put)
 
 
 def _delay_offsets(one: Store) -> dict[int, int]:

@@ -89,7 +89,18 @@ def export_stores(
     if queues:
         frames["messages"] = read(spark, [one.url for one in queues], mode=mode)
         permissive = mode == "permissive"
-        rows = [row for one in queues for row in _queue_rows(one, permissive=permissive)]
+        rows = [
+            (
+                one.url,
+                kept.name,
+                json.dumps(kept.settings) if kept.settings else None,
+                kept.next_seq_id,
+                json.dumps(kept.deliveries) if kept.deliveries else None,
+                kept.error,
+            )
+            for one in queues
+            for kept in queues_kept(one, permissive=permissive)
+        ]
         frames["queues"] = spark.createDataFrame(rows, spark_schema(QUEUES))
     if rockets:
         frames["records"] = read(spark, rockets, source="rocketstore", mode=mode)
@@ -107,13 +118,6 @@ def export_stores(
             summary.update(messages=messages, bytes=size)
     shown = "queues" if "queues" in tables else ""
     return Outcome(dict(summary), tables, shown, found=summary["damaged"] > 0)
-
-
-def _queue_rows(one: Store, *, permissive: bool) -> Iterator[Row]:
-    for kept in queues_kept(one, permissive=permissive):
-        settings = None if kept.settings is None else json.dumps(kept.settings)
-        deliveries = json.dumps(kept.deliveries) if kept.deliveries else None
-        yield (one.url, kept.name, settings, kept.next_seq_id, deliveries, kept.error)
 
 
 def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:

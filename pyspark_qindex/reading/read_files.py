@@ -12,7 +12,7 @@ from journal import format as journal_format
 from journal.errors import StoreError
 from journal.findings import Finding
 from journal.fs.files import FileSystem
-from msgstore.scan import FileScan, scan_file
+from msgstore.scan import scan_file
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import tell
 from pyspark_qindex.reading.read_queues import StorePart, message_files
@@ -103,7 +103,9 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
             except StoreError as error:
                 found.append(error)
                 continue
-            files.append(_message_file(scan, size, names))
+            alive = [total for msg_id, _, total in scan.records if msg_id in names]
+            counts = (sum(alive), len(scan.records), len(alive))
+            files.append(_File(None, path, "messages", size, *counts))
             gaps = scan.gaps
             found += concerning(fs, gaps, set()) if reader.place.has_holes else gaps
     rows = [
@@ -163,9 +165,3 @@ def _pair_files(
         path = entries.path.removesuffix(INDEX_SUFFIX) + STORE_SUFFIX
         count, live = int(held.sum()), int((held & is_alive).sum())
         yield _File(queue, path, "messages", pinned.store_size, bytes_alive, count, live)
-
-
-def _message_file(scan: FileScan, size: int, names: set[bytes]) -> _File:
-    alive = [total for msg_id, _, total in scan.records if msg_id in names]
-    records = len(scan.records)
-    return _File(None, scan.path, "messages", size, sum(alive), records, len(alive))

@@ -263,7 +263,10 @@ class _Columns:
             wanted &= records.queue_ids == options.queue_id
         if options.key is not None:
             both = (self._properties[name].to_pylist() for name in (KEYS, UNIQ_KEY))
-            found = [_has_key(options.key, *each) for each in zip(*both, strict=True)]
+            found = [
+                unique == options.key or options.key in (keys or "").split(" ")
+                for keys, unique in zip(*both, strict=True)
+            ]
             wanted &= np.array(found, np.bool_)
         return wanted
 
@@ -331,7 +334,7 @@ class _Columns:
             "store": lambda: constant(self.part.store.url, count),
             "offset": lambda: numbers(self._places),
             "record_size": lambda: numbers(records.sizes),
-            "topic": lambda: _distinct(self._topics, _topic),
+            "topic": lambda: _distinct(self._topics, lambda raw: raw.decode(errors="replace")),
             "queue_id": lambda: ids(records.queue_ids),
             "queue_offset": lambda: numbers(records.queue_offsets),
             "tags": lambda: self._properties[TAGS],
@@ -367,19 +370,11 @@ class _Columns:
         return pa.array(texts, pa.string())
 
 
-def _has_key(key: str, keys: str | None, unique_key: str | None) -> bool:
-    return unique_key == key or key in (keys or "").split(" ")
-
-
 def _gather(buffer: bytes, at: I64, kind: str) -> I64:
     flat = np.frombuffer(buffer, np.uint8)
     taken = np.ascontiguousarray(flat[at[:, None] + np.arange(np.dtype(kind).itemsize)])
     values: I64 = taken.view(kind).reshape(-1).astype(np.int64)
     return values
-
-
-def _topic(raw: bytes) -> str:
-    return raw.decode(errors="replace")
 
 
 def _distinct(values: pa.Array, decode: Callable[[bytes], str]) -> pa.Array:
