@@ -25,6 +25,8 @@ from qindex.view.arrow import arrow_schema, plain_text
 _TASKS_PER_CORE: Final = 3
 _TASK_BYTES: Final = 4 << 20
 """A task that reads less is not worth its start."""
+PartsOf = Callable[[Store, FileSystem, ReadOptions], Iterable[Any]]
+"""Plans one store. Raises :class:`StoreError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,6 @@ class FailedStore:
     store: Store
     why: str
     weight: int = 0
-
-
-PartsOf = Callable[[Store, FileSystem, ReadOptions], Iterable[Any]]
-"""Plans one store. Raises :class:`StoreError`."""
 
 
 def parts_of_stores(options: ReadOptions, source: str, parts: PartsOf) -> list[Any]:

@@ -21,17 +21,17 @@ from pyspark.sql.types import StructType
 from journal.errors import UsageError
 from qindex.view.arrow import NOT_NULL, Table, choose_columns
 
-
-def table(ddl: str) -> Table:
-    """Return the table of columns that are written as Spark writes them."""
-    return dict(column.split(" ", 1) for column in ddl.split(", "))
-
-
 _EVERY_ENTRY: Final = ("store", "queue", "seq_id", "msg_id", "persistent", "size")
 _FILLED: Final = {
     "messages": frozenset((*_EVERY_ENTRY, "redelivered")),
     "entries": frozenset((*_EVERY_ENTRY, "state", "stored", "record_size", "file", "offset")),
 }
+
+
+def table(ddl: str) -> Table:
+    """Return the table of columns that are written as Spark writes them."""
+    return dict(column.split(" ", 1) for column in ddl.split(", "))
+
 
 ENTRIES: Final = table(
     "store string, queue string, seq_id bigint, msg_id binary, state string, persistent boolean, "

@@ -64,6 +64,17 @@ _KEPT: Final = re.compile(
     r"TRANS_CHECK_MAX_TIME_TOPIC|SET_ASIDE"
 )
 _UNSEEN: Final = re.compile(r"[\x00-\x20\x7f]")
+PUT_FIELDS: Final = ("flag", "sys_flag", "born_timestamp", "born_host", "reconsume_times")
+"""The other fields of a record that a put takes."""
+_RECORD_SIZE = 91 + 12
+"""Bytes of a record besides body, topic and properties, if one of its hosts is IPv6."""
+_ROWS_AT_ONCE = 4096
+_BYTES_AT_ONCE = 8 << 20
+_PUBLISH_WORD = 8
+_EMBED_BELOW: Final = Options().embed_below
+_VHOST = "/"
+_Place = tuple[str, int | None]
+"""A queue, and the priority of one of its directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +88,6 @@ class Origin:
     redelivered: bool
     expiry: int
     priority: int | None = None
-
-
-PUT_FIELDS: Final = ("flag", "sys_flag", "born_timestamp", "born_host", "reconsume_times")
-"""The other fields of a record that a put takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +198,6 @@ def _as_it_was(mine: Mapping[str, Any], body: bytes) -> RocketRecord:
     return RocketRecord(topic, int(mine["queue_id"]), body, bytes(mine["properties"]), rest)
 
 
-_RECORD_SIZE = 91 + 12
-"""Bytes of a record besides body, topic and properties, if one of its hosts is IPv6."""
-_ROWS_AT_ONCE = 4096
-_BYTES_AT_ONCE = 8 << 20
-_PUBLISH_WORD = 8
-_EMBED_BELOW: Final = Options().embed_below
-_VHOST = "/"
-
-
 @dataclass(frozen=True, slots=True)
 class QueueKept:
     """What a queue has beside its messages: ``settings`` as its file keeps them, the
@@ -245,10 +243,6 @@ def fill_stores(
                 if done is not None:
                     yield done
             fill.finish()
-
-
-_Place = tuple[str, int | None]
-"""A queue, and the priority of one of its directories."""
 
 
 class QueueFill:

@@ -33,6 +33,27 @@ from qindex.cli.tables import human_size
 from qindex.compare.page import whole_page
 from qindex.compare.plots import Axis, Line, line_plot
 
+_STYLE: Final = """
+.figures { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }
+.figures div { padding: 8px 16px; } .figures b { display: block; font-size: 20px; }
+.bad { border-left: 4px solid var(--c1); }
+th, td { text-align: left; overflow-wrap: anywhere; min-width: 5em; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+td.wide { min-width: 22em; } td:first-child { min-width: 14em; }
+.bars td { border: 0; padding: 2px 8px; font-size: 13px; } .bars td:first-child { width: 42%; }
+.bars td:nth-child(2) { width: 46%; }
+.bars i { display: block; height: 12px; min-width: 1px; background: var(--c0); border-radius: 2px; }
+.bars .less { background: var(--c2); }
+"""
+_LONGEST: Final = 40
+_SIZE: Final = re.compile(r"(^|_)(bytes|size|garbage|live)(_|$)")
+_FAR: Final = 1e11
+"""Seconds: the year 5138."""
+_MARKS: Final = 6
+"""Marks of a time axis."""
+Rows = Sequence[Mapping[str, Any]]
+_ROWS_ON_PAGE: Final = 200
+
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
@@ -93,28 +114,6 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     finish: Callable[[], None] = lambda: None
     targets: dict[str, str] = field(default_factory=dict)
-
-
-_STYLE: Final = """
-.figures { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }
-.figures div { padding: 8px 16px; } .figures b { display: block; font-size: 20px; }
-.bad { border-left: 4px solid var(--c1); }
-th, td { text-align: left; overflow-wrap: anywhere; min-width: 5em; }
-td.number, th.number { text-align: right; white-space: nowrap; }
-td.wide { min-width: 22em; } td:first-child { min-width: 14em; }
-.bars td { border: 0; padding: 2px 8px; font-size: 13px; } .bars td:first-child { width: 42%; }
-.bars td:nth-child(2) { width: 46%; }
-.bars i { display: block; height: 12px; min-width: 1px; background: var(--c0); border-radius: 2px; }
-.bars .less { background: var(--c2); }
-"""
-_LONGEST: Final = 40
-_SIZE: Final = re.compile(r"(^|_)(bytes|size|garbage|live)(_|$)")
-_FAR: Final = 1e11
-"""Seconds: the year 5138."""
-_MARKS: Final = 6
-"""Marks of a time axis."""
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def render_page(job: str, outcome: Outcome, shown: Mapping[str, Rows], most: int) -> str:
@@ -242,9 +241,6 @@ def _label(row: Mapping[str, Any], names: Sequence[str], stores: Mapping[str, st
     parts = [short.get(name, str)(row[name]) for name in names if row[name] is not None]
     text = printable(" ".join(parts))
     return text if len(text) <= _LONGEST else "..." + text[-_LONGEST:]
-
-
-_ROWS_ON_PAGE: Final = 200
 
 
 def claim(directory: str) -> None:

@@ -55,6 +55,7 @@ from qindex.view.stored_messages import StorePlace
 
 SHIPPED_BYTES: Final = 64 << 20
 """Bytes of journals that a plan carries."""
+_STATES = ("", "published", "delivered", "acked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,6 @@ def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
     return sizes
 
 
-_STATES = ("", "published", "delivered", "acked")
 assert (PUBLISHED, DELIVERED, ACKED) == (1, 2, 3)
 
 

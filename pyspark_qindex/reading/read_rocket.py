@@ -37,6 +37,11 @@ from rocketstore.log.scan import Records
 from rocketstore.log.walk import LogWalk, SkipDamage, find_survivor
 from rocketstore.options import Options
 
+_BAD_BODY = "the body does not match its checksum"
+_NO_RECORD = "no sound record stands here"
+_SETTLE_PAUSES = (0.002, 0.01, 0.05)
+"""Seconds between looks at an index file that may be being written."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
@@ -168,12 +173,6 @@ def _bytes(fs: FileSystem, path: str) -> int:
     info = fs.stat(path)
     blocks = getattr(info, "st_blocks", None)
     return min(info.st_size, info.st_size if blocks is None else blocks * 512) or 1
-
-
-_BAD_BODY = "the body does not match its checksum"
-_NO_RECORD = "no sound record stands here"
-_SETTLE_PAUSES = (0.002, 0.01, 0.05)
-"""Seconds between looks at an index file that may be being written."""
 
 
 def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -69,6 +69,14 @@ _TAKEN: Final = {
 }
 """The columns of a row that are published. All messages are persistent: transient ones would end
 with the publisher, which closes the store after each batch."""
+_VERSION: Final = 1
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SUFFIX: Final = ".json"
+STEP: Final = MOST_RESERVED
+"""Rows of a step at most."""
+_ROWS_AT_ONCE: Final = 4096
+_BYTES_AT_ONCE: Final = 8 << 20
+_COMPARED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +175,6 @@ def _values(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{name} must be a JSON object, not {str(value)[:80]!r}")
     return value
-
-
-_VERSION: Final = 1
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SUFFIX: Final = ".json"
 
 
 @dataclass(slots=True)
@@ -280,13 +283,6 @@ def _name_of(query: str) -> str:
     if _PLAIN.fullmatch(query):
         return query
     return hashlib.sha256(query.encode()).hexdigest()[:32]
-
-
-STEP: Final = MOST_RESERVED
-"""Rows of a step at most."""
-_ROWS_AT_ONCE: Final = 4096
-_BYTES_AT_ONCE: Final = 8 << 20
-_COMPARED: Final = 64
 
 
 class ForeignPublisherError(StoreError):
