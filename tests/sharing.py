@@ -1,6 +1,7 @@
 """How the processes of a test run share its tests.
 
-A file's tests stay together, for they share fixtures. All of Spark's do, so that one JVM starts.
+A file's tests stay together, for they share fixtures. All of Spark's that need a session in their
+own process do, so that one JVM starts; the others keep another process busy meanwhile.
 Each part of the schedules and each workload of the crash explorer goes by itself, to whichever
 process is free: they come last, the longer ones first, so that all processes end at about the same
 time. A workload of the explorer and the same in another durability stay together: what the one
@@ -23,6 +24,11 @@ _ALONE = (
 )
 """In this order: a part of the schedules takes longer than a workload of the explorer."""
 _TOGETHER = ("tests/spark/",)
+_NO_SESSION = tuple(
+    f"tests/spark/test_{name}.py"
+    for name in ("cluster", "kills", "logs", "many_files", "options", "publishing", "remote")
+)
+"""Of these, files whose tests have no JVM, or drivers in processes of their own."""
 _FIRST = (*_TOGETHER, "tests/qindex/test_rabbitmq_node", "tests/interrupts/")
 """What takes longest: begun last, it would keep one process busy while the other is done."""
 
@@ -39,7 +45,8 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         if nodeid.startswith(_ALONE):
             return nodeid.removesuffix(", os]").removesuffix(", fsync]")
         together = (one for one in _TOGETHER if nodeid.startswith(one))
-        return next(together, nodeid.partition("::")[0])
+        file = nodeid.partition("::")[0]
+        return file if nodeid.startswith(_NO_SESSION) else next(together, file)
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:

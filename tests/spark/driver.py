@@ -8,8 +8,9 @@ when its session is up. A line is JSON:
 * ``["finish", SOURCE, SINK, CHECKPOINT]``: the same until nothing is left; then it prints ``done``;
 * ``["ingest", STORES, LAKE, FORMAT, BATCH]``: bring the tables of a lake to the present; then it
   prints ``done``;
-* ``["hidden", QUEUES, ROCKET, OUT]``: read a store of each kind in every way, and run every job;
-  then it prints as JSON how each of them ended: a number of rows, or an error;
+* ``["rows", LAKE, TABLE ...]``: print as JSON the rows of Parquet tables, as Spark reads them;
+* ``["hidden", QUEUES, ROCKET, OUT]``: read a store of each kind by sources, streams and jobs; then
+  it prints as JSON how each of them ended: a number of rows, or an error;
 * ``["jobs", FLEET, ROCKET]``: audit a fleet, and build the index of a store. Prints ``middle`` when
   some tasks of the audit are done and others are not; then what was found, and built, as JSON.
 """
@@ -33,10 +34,8 @@ from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.ingest import ingest
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.results import JobOptions
-from pyspark_qindex.jobs.stats import stats
-from pyspark_qindex.jobs.transfer import export_stores
-from pyspark_qindex.options import ROCKET_TABLES, TABLES
 from qindex.view.reader import StoreReader
+from tests.spark.lakes import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,21 +88,20 @@ def jobs(spark: SparkSession, fleet: str, rocket: str) -> None:
     print(json.dumps({"found": found, "files": files}), flush=True)
 
 
-def every_way(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[str, int | str]:
-    """Read a store of each kind in every way, and run every job; tell how each of them ended: a
-    number of rows, or an error."""
-
-    def read(source: str, table: str, mode: str) -> int:
-        reader = spark.read.format(source).option("mode", mode).option("partitions", "4")
-        return (
-            reader.option("include", table).load(queues if source == "qindex" else rocket).count()
-        )
+def ways_to_read(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[str, int | str]:
+    """Read a store of each kind by sources, streams and jobs; tell how each of them ended: a number
+    of rows, or an error."""
+    stores = {"qindex": queues, "rocketstore": rocket}
 
     def follow(source: str) -> int:
-        messages = spark.readStream.format(source).option("partitions", "4")
-        writer = messages.load(queues if source == "qindex" else rocket).writeStream
-        writer = writer.format("memory").queryName(f"from_{source}").trigger(availableNow=True)
-        query = writer.option("checkpointLocation", os.path.join(out, source)).start()
+        messages = spark.readStream.format(source).option("partitions", "4").load(stores[source])
+        query = (
+            messages.writeStream.format("memory")
+            .queryName(f"from_{source}")
+            .trigger(availableNow=True)
+            .option("checkpointLocation", os.path.join(out, source))
+            .start()
+        )
         query.awaitTermination()
         return spark.table(f"from_{source}").count()
 
@@ -112,33 +110,15 @@ def every_way(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[s
         rows.write.format("qindex").option("queue", "new").mode("append").save(queues)
         return StoreReader(queues).queue("new").summary().messages
 
-    def migrated(path: str, to: str) -> int:
-        return migrate(spark, [path], os.path.join(out, to)).tables["moves"].rows.count()
-
-    def exported(path: str) -> int:
-        messages: int = export_stores(spark, [path], os.path.join(out, "export")).summary[
-            "messages"
-        ]
-        return messages
-
     ways: dict[str, Callable[[], int]] = {
-        f"{source} {table} {mode}": partial(read, source, table, mode)
-        for source, tables in (("qindex", TABLES), ("rocketstore", ROCKET_TABLES))
-        for table in tables
-        for mode in ("permissive", "failfast")
-    }
-    ways |= {f"stream {source}": partial(follow, source) for source in ("qindex", "rocketstore")}
-    ways |= {
+        **{f"read {source}": spark.read.format(source).load(path).count
+           for source, path in stores.items()},
+        **{f"stream {source}": partial(follow, source) for source in stores},
         "sink": sink,
         "audit": lambda: audit(spark, [queues, rocket]).findings.count(),
-        "stats": lambda: stats(spark, [queues]).queues.count(),
-        "stats rocketstore": lambda: stats(spark, [rocket]).queues.count(),
-        "export": partial(exported, queues),
-        "export rocketstore": partial(exported, rocket),
-        "migrate": partial(migrated, queues, "to-rocket"),
-        "migrate rocketstore": partial(migrated, rocket, "to-queues"),
+        "migrate": lambda: migrate(spark, [queues], out).tables["moves"].rows.count(),
         "build-index": lambda: build_index(spark, [rocket]).summary["messages"],
-    }
+    }  # fmt: skip
     ended: dict[str, int | str] = {}
     for name, way in ways.items():
         try:
@@ -155,7 +135,10 @@ def main(master: str = "local[2]", *settings: str) -> None:
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         if command == "hidden":
-            print(json.dumps(every_way(spark, *arguments)), flush=True)
+            print(json.dumps(ways_to_read(spark, *arguments)), flush=True)
+        elif command == "rows":
+            tables = (spark.read.parquet(f"{arguments[0]}/{name}") for name in arguments[1:])
+            print(json.dumps([rows_of(table) for table in tables]), flush=True)
         elif command == "jobs":
             jobs(spark, *arguments)
         elif command == "ingest":

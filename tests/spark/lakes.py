@@ -28,7 +28,7 @@ from tests.waiting import WAIT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_BATCH = 300
+_BATCH = 500
 """Messages of a batch, so that each run has several."""
 _FEW_TASKS = {"spark.databricks.delta.snapshotPartitions": "2"}
 """Delta reads its log with 50 tasks otherwise, for each batch."""

@@ -19,18 +19,24 @@ from pyspark.sql import types
 
 import qindex
 import rocketstore
-from journal.errors import NotAStoreError, UsageError
+from journal.errors import NotAStoreError, StoreError, UsageError
 from pyspark_qindex import local_session, schemas
 from pyspark_qindex.errors import SparkMissingError, explain
+from pyspark_qindex.jobs.audit import _audit_item, _plan
+from pyspark_qindex.jobs.build_index import _build
+from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, flatten, read_options, with_schema
 from pyspark_qindex.planning import group
 from pyspark_qindex.reading.read_parts import plan, read_part
 from pyspark_qindex.reading.read_queues import QueuePart
+from pyspark_qindex.stores import StoreNotHereError
 from pyspark_qindex.streaming import check_start, share, unflatten
+from pyspark_qindex.writing.publishing import check_columns
 from pyspark_qindex.writing.sink import sink_options
+from qindex.format import layout
 from qindex.tools.convert import convert
 from tests.qindex.support import queue_directory
-from tests.spark.fleet import make_rocket
+from tests.spark.fleet import LARGE, make_plain, make_rocket
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +47,7 @@ ROOT = Path(__file__).parents[2]
         ({}, "no path"),
         ({"path": "x", "include": "all"}, "include must be one of messages, entries, files"),
         ({"path": "x", "columns": "body,body"}, "a column is named twice"),
+        ({"path": "x", "columns": "body,bodi"}, "no column 'bodi'; there are store, queue"),
         ({"path": "x", "mode": "lenient"}, "mode must be one of permissive, failfast"),
         ({"path": "x", "seq_from": "x"}, "seq_from must be a whole number, not 'x'"),
         ({"path": "x", "seq_to": "-1"}, "seq_to must be at least 0, not -1"),
@@ -83,6 +90,37 @@ def test_wrong_options_of_a_batch_and_of_a_sink() -> None:
             sink_options(good | {wrong: "1"}, stream=stream)
 
 
+def newer(store: Path) -> Path:
+    """Make the marker of a store that of a format to come."""
+    content = {"qindex": 3, "segment_entry_count": 64, "vhost": "/"}
+    (store / layout.MARKER).write_bytes(2 * layout.pack_checked(content))
+    return store
+
+
+def test_paths_that_can_not_be_read(tmp_path: Path) -> None:
+    for name in ("store", "new"):
+        with qindex.open(tmp_path / name) as engine:
+            engine.queue("q").publish(b"x")
+    (tmp_path / "file").write_text("no store")
+    (tmp_path / "nothing").mkdir()
+    newer(tmp_path / "new")
+    for path, tables, wanted in (
+        ("missing", TABLES, "missing: no such directory"),
+        ("*.store", TABLES, "*.store: nothing matches"),
+        ("file", TABLES, "file: is a file, not a store directory"),
+        ("nothing", TABLES, "nothing: no store is there, nor below it"),
+        ("store", ROCKET_TABLES, "store: no store is there, nor below it"),
+        ("new", TABLES, "version 3; this program knows 2"),
+    ):
+        with pytest.raises(StoreError) as caught:
+            plan(read_options({"path": str(tmp_path / path)}, tables))
+        assert wanted in str(caught.value)
+    with pytest.raises(NotAStoreError, match="there is no queue 'nobody'"):
+        plan(read_options({"path": str(tmp_path / "store"), "queue": "nobody"}, TABLES))
+    with pytest.raises(UsageError, match="nowhere://: "):
+        plan(read_options({"path": "nowhere://x"}, TABLES))
+
+
 def schema_of(text: str) -> types.StructType:
     kinds = {
         "bigint": types.LongType(),
@@ -118,6 +156,27 @@ def test_a_schema_chooses_columns() -> None:
     one = read_options({"path": "x", "columns": "body"}, TABLES)
     with pytest.raises(UsageError, match="name different columns"):
         with_schema(one, schema_of("body binary, body binary"), TABLES)
+
+
+def test_wrong_columns_and_options_of_a_sink(tmp_path: Path) -> None:
+    for schema, wanted in {
+        "text string": "column 'text' can't be published; there are body",
+        "body int": "column 'body' must be binary or string, not int",
+        "body string, queue string": "column 'queue' does not choose where",
+        "key string": "there is no column 'body'",
+    }.items():
+        with pytest.raises(UsageError, match=wanted):
+            check_columns(schema_of(schema))
+    for options, wanted in (
+        ({"path": "/s"}, "option queue is needed"),
+        ({"path": "s3://b/s", "queue": "q"}, "a local path of a store is needed"),
+        (
+            {"path": "/s", "queue": "q", "lockTimout": "3"},
+            "no option 'locktimout'; there are jobid",
+        ),
+    ):
+        with pytest.raises(UsageError, match=wanted):
+            sink_options(options, stream=False)
 
 
 def test_where_a_stream_starts_has_to_be_there() -> None:
@@ -194,6 +253,31 @@ def test_a_plan_shows_its_moment_whatever_happens_next(tmp_path: Path) -> None:
             for part in parts
         ]  # fmt: skip
         assert seqs(anew, options) == list(range(50, 400))
+
+
+@pytest.mark.parametrize("mode", ["permissive", "failfast"])
+def test_a_store_that_a_task_does_not_see_is_an_error(tmp_path: Path, mode: str) -> None:
+    """Whatever the task reads: a store that is not there must not look empty."""
+    queues, rocket = make_plain(tmp_path / "s" / "queues"), make_rocket(tmp_path / "s" / "rocket")
+    with qindex.open(queues) as engine:
+        engine.publish_to(["orders", "large"], bytes(LARGE))
+    parts = []
+    for store, tables in ((queues, TABLES), (rocket, ROCKET_TABLES)):
+        for include in tables:
+            options = read_options({"path": str(store), "include": include, "mode": mode}, tables)
+            planned = [(part, options) for task in plan(options) for part in task]
+            assert planned
+            parts += planned
+    items = [_plan(store) for store in find_fleet([str(tmp_path)])]
+    (tmp_path / "s").rename(tmp_path / "gone")
+    for part, options in parts:
+        with pytest.raises(StoreNotHereError, match="not there on host"):
+            list(read_part(part, options))
+    for item in items:
+        with pytest.raises(StoreNotHereError, match="not there on host"):
+            list(_audit_item(item))
+    with pytest.raises(StoreNotHereError, match="not there on host"):
+        list(_build((str(rocket), None)))
 
 
 @pytest.mark.parametrize("include", ["messages", "entries", "files"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("pyspark")
 import qindex
 from pyspark_qindex import explain
 from pyspark_qindex.options import TABLES, read_options
+from pyspark_qindex.planning import ReadFailedError
 from pyspark_qindex.reading.read_parts import plan, read_part
 from qindex.view.reader import StoreReader
 from qindex.view.row_json import row_json
@@ -22,6 +24,7 @@ from tests.effort import by_tier
 from tests.effort import part as slice_of
 from tests.golden import SCENARIOS, golden, rocket_golden
 from tests.qindex.support import queue_directory
+from tests.spark.test_options import newer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -316,23 +319,19 @@ def test_damage_costs_what_it_damaged_and_is_told(spark: SparkSession, damaged: 
     assert any("0.rdq: at offset 0" in (row["error"] or "") for row in stored)
 
 
-@pytest.mark.parametrize("include", ["messages", "entries", "stored", "files"])
-def test_failfast_fails_in_one_line(spark: SparkSession, damaged: Path, include: str) -> None:
+def test_failfast_fails_in_one_line(spark: SparkSession, damaged: Path) -> None:
+    for include in ("messages", "entries", "stored", "files"):
+        options = {"path": str(damaged), "include": include, "mode": "failfast"}
+        asked = read_options(options, TABLES)
+        parts = [part for task in plan(asked) for part in task]
+        with pytest.raises(ReadFailedError, match="at offset") as failed:
+            list(chain.from_iterable(read_part(part, asked) for part in parts))
+        assert str(damaged) in str(failed.value)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's own class, which is no API
-        load(spark, damaged, include=include, mode="failfast").collect()
+        load(spark, damaged, mode="failfast").collect()
     text = explain(caught.value)
+    assert text.startswith(str(damaged))
     assert "\n" not in text
-    assert str(damaged) in text
-    assert "at offset" in text
-
-
-def newer(store: Path) -> Path:
-    from qindex.format import layout
-
-    (store / layout.MARKER).write_bytes(
-        2 * layout.pack_checked({"qindex": 3, "segment_entry_count": 64, "vhost": "/"})
-    )
-    return store
 
 
 def test_one_bad_store_of_a_fleet_is_a_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -351,32 +350,16 @@ def test_one_bad_store_of_a_fleet_is_a_row(spark: SparkSession, tmp_path: Path) 
 
 
 def test_wrong_use_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with qindex.open(store) as engine:
-        engine.queue("q").publish(b"x")
-    (tmp_path / "file").write_text("no store")
-    (tmp_path / "nothing").mkdir()
-    new = tmp_path / "new"
-    with qindex.open(new):
-        pass
-    newer(new)
-    cases: list[tuple[object, str, dict[str, object], str]] = [
-        (tmp_path / "missing", "qindex", {}, "missing: no such directory"),
-        (tmp_path / "*.store", "qindex", {}, "*.store: nothing matches"),
-        (tmp_path / "file", "qindex", {}, "file: is a file, not a store directory"),
-        (tmp_path / "nothing", "qindex", {}, "nothing: no store is there, nor below it"),
-        (store, "rocketstore", {}, "store: no store is there, nor below it"),
-        (new, "qindex", {}, "version 3; this program knows 2"),
-        (store, "qindex", {"queue": "nobody"}, "there is no queue 'nobody'"),
-        (store, "qindex", {"columns": "body,bodi"}, "no column 'bodi'; there are store, queue"),
-        (store, "qindex", {"startingPosition": "latest"}, "option startingposition is of streams"),
-        ("nowhere://x", "qindex", {}, "nowhere://: "),
-    ]
-    for path, source, options, wanted in cases:
+    """The errors themselves: test_options."""
+    reader = spark.read.format("qindex")
+    for options, wanted in (
+        ({}, "missing: no such directory"),
+        ({"startingPosition": "latest"}, "option startingposition is of streams"),
+    ):
         with pytest.raises(Exception) as caught:  # noqa: PT011
-            load(spark, path, source, **options).collect()
+            reader.options(**options).load(str(tmp_path / "missing")).collect()
         text = explain(caught.value)
-        assert wanted in text, (path, options, text)
+        assert wanted in text
         assert "\n" not in text
         assert "Exception" not in text
         assert "Traceback" not in text

@@ -269,20 +269,16 @@ def test_a_dataframe_is_published(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_wrong_sinks_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """The errors themselves: test_options."""
     body = spark.createDataFrame([("a",)], "body string")
     (tmp_path / "file").write_text("")
-    cases: list[tuple[Any, str, dict[str, str], str]] = [
-        (body, "s", {}, "option queue is needed"),
-        (body, "file", {"queue": "q"}, "is a file, not a store directory"),
-        (body.withColumnRenamed("body", "text"), "s", {"queue": "q"}, "column 'text' can't be"),
-        (body.selectExpr("1 as body"), "s", {"queue": "q"}, "column 'body' must be binary or str"),
-        (body.selectExpr("body", "'q' as queue"), "s", {"queue": "q"}, "column 'queue' does not"),
-        (body, "s", {"queue": "q", "lockTimout": "3"}, "no option 'locktimout'; there are jobid"),
-    ]
-    for frame, path, options, wanted in cases:
+    for options, wanted in (
+        ({"queue": "q"}, "is a file, not a store directory"),
+        ({}, "option queue is needed"),
+    ):
         with pytest.raises(Exception) as caught:  # noqa: PT011
-            frame.write.format("qindex").options(**options).mode("append").save(
-                str(tmp_path / path)
+            body.write.format("qindex").options(**options).mode("append").save(
+                str(tmp_path / "file")
             )
         assert wanted in explain(caught.value)
 
