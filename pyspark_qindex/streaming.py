@@ -159,7 +159,8 @@ class _Log:
 
 
 class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's look at its queues, or logs; lives in a Python process beside the driver."""
+    """One query's look at its queues, or logs, in a Python process beside the driver. It keeps
+    nothing for a batch, and holds nothing open."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -253,12 +254,6 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif low < high:
                 need_store(at[0], self._stores)  # else the queue was deleted
         return [Parts(list(task)) for task in group(parts, self.options.partitions)]
-
-    def commit(self, end: dict[str, object]) -> None:
-        """Nothing is kept for a batch, so nothing can be given back."""
-
-    def stop(self) -> None:
-        """Nothing is held open."""
 
 
 def unflatten(places: Places) -> dict[str, object]:

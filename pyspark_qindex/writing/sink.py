@@ -11,7 +11,6 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
+from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.options import number_of
 from pyspark_qindex.stores import local_store
 from pyspark_qindex.writing.publishing import (
@@ -70,22 +70,22 @@ def sink_options(options: Mapping[str, str], *, stream: bool) -> SinkOptions:
     for name in given:
         if name not in known:
             raise UsageError(f"no option {name!r}; there are {', '.join(sorted(known))}")
-    store = given.get("path", "")
-    if store.startswith("file://"):
-        store = "/" + store.removeprefix("file://").lstrip("/")
-    if not store or "://" in store:
-        raise UsageError(f"a local path of a store is needed to publish into, not {store!r}")
+    if not given.get("path"):
+        raise UsageError("a local path of a store is needed to publish into")
+    store = local_path(given["path"], "a store to publish into")
     if not given.get("queue"):
         raise UsageError("option queue is needed: the name of the queue to publish into")
     timeout = number_of(given, "locktimeout", 60)
     hours = number_of(given, "orphanhours", 24 * 7)
-    return SinkOptions(
-        os.path.abspath(store), given["queue"], timeout, hours * 3600.0, given.get("jobid", "")
-    )
+    return SinkOptions(store, given["queue"], timeout, hours * 3600.0, given.get("jobid", ""))
 
 
 class _Publisher:
-    """A write whose tasks stage their rows, to be published beside the driver."""
+    """A write whose tasks stage their rows, to be published beside the driver.
+
+    Nothing is aborted: Spark asks for that also when :meth:`commit` has published, and the staged
+    files of a batch that comes again are removed with it.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
@@ -94,7 +94,8 @@ class _Publisher:
             make_store(options.store, options.queue)
 
     def _stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        context = _context()
+        context = TaskContext.get()
+        assert context is not None
         store = self.options.store
         local_store(store).file_system()  # rows staged elsewhere would never be published
         staging = Staging(store)
@@ -103,7 +104,8 @@ class _Publisher:
         rows = stage(path, iterator, self.columns, staging.fs)
         return Staged(query, os.path.relpath(path, staging.path), rows)
 
-    def _commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        """Publish what the tasks staged (beside the driver)."""
         staged = [one for one in messages if isinstance(one, Staged)]
         if not staged:
             return  # a batch of no tasks
@@ -111,7 +113,7 @@ class _Publisher:
             self.options.store,
             self.options.queue,
             staged[0].query,
-            batch,
+            batchId,
             [(one.file, one.rows) for one in staged if one.rows],
             lock_timeout=self.options.lock_timeout,
             orphan_age=self.options.orphan_age,
@@ -123,20 +125,12 @@ class QueueSink(_Publisher, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage a task's rows (in an executor)."""
-        context = _context()
-        query = context.getLocalProperty(_QUERY)
-        batch = context.getLocalProperty(_BATCH)
+        context = TaskContext.get()
+        assert context is not None
+        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise UsageError("not a task of a streaming query")
         return self._stage(query, int(batch), iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish what the tasks staged (beside the driver)."""
-        self._commit(messages, batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Leave all as it is: Spark calls this also when :meth:`commit` has published, and the
-        staged files of a batch that comes again are removed with it."""
 
 
 class QueueWriter(_Publisher, DataSourceArrowWriter):
@@ -149,17 +143,3 @@ class QueueWriter(_Publisher, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage a task's rows (in an executor)."""
         return self._stage(self.query, 0, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks staged (beside the driver)."""
-        self._commit(messages, 0)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave all as it is, as :meth:`QueueSink.abort`."""
-
-
-def _context() -> Any:
-    context = TaskContext.get()
-    if context is None:
-        raise UsageError("rows are staged by Spark's tasks only")
-    return context

@@ -169,7 +169,8 @@ def test_wrong_columns_and_options_of_a_sink(tmp_path: Path) -> None:
             check_columns(schema_of(schema))
     for options, wanted in (
         ({"path": "/s"}, "option queue is needed"),
-        ({"path": "s3://b/s", "queue": "q"}, "a local path of a store is needed"),
+        ({"path": "s3://b/s", "queue": "q"}, "s3://b/s: a store to publish into must be"),
+        ({"queue": "q"}, "a local path of a store is needed"),
         (
             {"path": "/s", "queue": "q", "lockTimout": "3"},
             "no option 'locktimout'; there are jobid",
