@@ -213,14 +213,14 @@ def run_spark(paths: list[str], master: str) -> tuple[int, int, dict[str, Any]]:
     spark = pyspark_qindex.session("scale", master, {"spark.sql.shuffle.partitions": "2"})
     session_seconds = time.monotonic() - started
     result = jobs.audit(spark, paths)
-    findings = result.findings.count()
-    rows = result.counts.where("things = 'entries'").agg({"number": "sum"}).collect()
+    findings = result["findings"].count()
+    rows = result["counts"].where("things = 'entries'").agg({"number": "sum"}).collect()
     job_seconds = time.monotonic() - started - session_seconds
     gateway: Any = spark.sparkContext._jvm
     runtime = gateway.java.lang.Runtime.getRuntime()
     runtime.gc()
     heap = runtime.totalMemory() - runtime.freeMemory()
-    result.unpersist()
+    result.finish()
     spark.stop()
     figures = {
         "session_seconds": session_seconds,

@@ -54,7 +54,7 @@ class Store:
         does not see it. All reads begin here: a missing directory must never look like an empty
         store."""
         fs = file_system(self.place)
-        names = self._names(fs, self.path)
+        names = _names_in(fs, self.path)
         if names is None or not _sources_of(names):
             raise self.not_here(self.path)
         return beneath(fs, self.path)
@@ -63,7 +63,7 @@ class Store:
         """Return whether a directory of the store was deleted, by whoever writes the store."""
         fs = self.file_system()
         around = os.path.dirname(directory)
-        names = self._names(fs, around)
+        names = _names_in(fs, around)
         if names is None:
             raise self.not_here(around)
         return os.path.basename(directory) not in names
@@ -76,15 +76,6 @@ class Store:
             "it: every executor must see the stores under the path that the driver has"
         )
 
-    @staticmethod
-    def _names(fs: FileSystem, directory: str) -> set[str] | None:
-        try:
-            return set(fs.listdir(directory))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise StorageError(directory, "can't be listed", error) from error
-
     def relative(self, path: str) -> str:
         """Return the path of a file of the store, relative to it."""
         return os.path.relpath(path, self.path)
@@ -92,6 +83,16 @@ class Store:
     def shown(self, path: str) -> str:
         """Return the path of a file of the store as a user knows it."""
         return self.url if path == self.path else os.path.join(self.url, self.relative(path))
+
+
+def _names_in(fs: FileSystem, directory: str) -> set[str] | None:
+    """Return the names in a directory; ``None`` where it is none."""
+    try:
+        return set(fs.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageError(directory, "can't be listed", error) from error
 
 
 def local_store(path: str) -> Store:
@@ -148,18 +149,15 @@ def _look(fs: FileSystem, root: str, source: str) -> Iterator[tuple[str, str]]:
     seen: set[tuple[int, int]] = set()  # links can lead round in a circle
     while waiting:
         path, depth = waiting.pop()
-        try:
-            names = sorted(fs.listdir(path))
-        except (FileNotFoundError, NotADirectoryError):
+        names = _names_in(fs, path)
+        if names is None:
             continue
-        except OSError as error:
-            raise StorageError(path, "can't be listed", error) from error
-        sources = [one for one in _sources_of(set(names)) if source in ("", one)]
+        sources = [one for one in _sources_of(names) if source in ("", one)]
         if sources:
             yield path, sources[0]
         elif depth < _DEEPEST and _is_new(fs, path, seen):
-            inner = [os.path.join(path, name) for name in names]
-            waiting += [(one, depth + 1) for one in reversed(inner) if _is_directory(fs, one)]
+            inner = [os.path.join(path, name) for name in sorted(names, reverse=True)]
+            waiting += [(one, depth + 1) for one in inner if _is_directory(fs, one)]
 
 
 def _is_new(fs: FileSystem, path: str, seen: set[tuple[int, int]]) -> bool:

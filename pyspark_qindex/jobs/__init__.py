@@ -3,6 +3,6 @@
 Importing this needs pyspark and pyarrow, not a running Spark.
 """
 
-from pyspark_qindex.jobs.audit import AuditResult, audit
+from pyspark_qindex.jobs.audit import audit
 
-__all__ = ["AuditResult", "audit"]
+__all__ = ["audit"]

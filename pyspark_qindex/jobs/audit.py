@@ -4,7 +4,7 @@
 >>> from pyspark_qindex.jobs import audit
 >>> spark = pyspark_qindex.session()
 >>> result = audit(spark, ["/srv/fleet"])
->>> result.findings.groupBy("store", "kind").count().show()
+>>> result["findings"].groupBy("store", "kind").count().show()
 
 Each store is one task, which checks what ``qindex verify`` and ``qindex rocket verify`` check, by
 the same code, and beside a writer the way a reader does it. Its parts are held against one another
@@ -12,7 +12,7 @@ where they are; joining them across the cluster would only compare different mom
 queue store takes about 150 bytes for each message in the message store.
 
 Only findings and counts reach the driver; what the tasks find is kept by Spark, in memory or on
-disk, until :meth:`AuditResult.unpersist`.
+disk, until :meth:`Outcome.finish`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
 from pyspark_qindex.jobs.fleet import Row, find_fleet, run_tasks, tasks_wanted
-from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
+from pyspark_qindex.jobs.results import Outcome, Plot, Table
 from pyspark_qindex.planning import group
 from pyspark_qindex.reading.read_rocket import look_at
 from pyspark_qindex.schemas import spark_schema, table
@@ -77,29 +78,16 @@ class _Item:
         return self.queues.get(parts[0]) if directory == layout.QUEUES and parts else None
 
 
-@dataclass(slots=True)
-class AuditResult:
-    """``findings``: a row for each problem (:data:`FINDINGS`). ``counts``: for each ``store``,
-    ``number`` of ``things`` that were looked at. ``stores``: how many stores."""
-
-    findings: DataFrame
-    counts: DataFrame
-    stores: int
-    _evidence: DataFrame
-
-    def unpersist(self) -> None:
-        """Let Spark forget what the tasks found."""
-        self._evidence.unpersist()
-
-
 def audit(
     spark: SparkSession, paths: Sequence[str], *, storage: dict[str, str] | None = None
-) -> AuditResult:
+) -> Outcome:
     """Audit all stores at or below ``paths`` (directories, trees of them, or globs).
 
-    Findings are of two causes: ``damage``, and ``crash`` for what the next open repairs without
-    asking. A healthy store has neither; one in use is read while it works. ``storage``: the
-    options of fsspec for remote paths.
+    Tables: ``findings``, a row for each problem (:data:`FINDINGS`); ``kinds``, how many of each;
+    ``counts``, the ``number`` of ``things`` that were looked at in a store. Findings are of two
+    causes: ``damage``, and ``crash`` for what the next open repairs without asking. A healthy store
+    has neither; one in use is read while it works. ``storage``: the options of fsspec for remote
+    paths.
 
     Raises :class:`UsageError` for a glob without matches, :class:`NotAStoreError` for a path that
     has no store, or whose store is of a newer format. What is wrong with a store that was found in
@@ -124,39 +112,32 @@ def audit(
         found = found.unionByName(spark.createDataFrame(early, spark_schema(FINDINGS)))
     counted = rows.where("row = 'count'").groupBy("store", "store_kind", "what").sum("number")
     counts = counted.toDF("store", "store_kind", "things", "number")
-    return AuditResult(found, counts, len(fleet), rows)
-
-
-def run_audit(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Check every store; exit status 1 when damage is found."""
-    result = audit(spark, options.paths)
-    by_cause = dict(_sums(result.findings, "cause", "number"))
-    things = {row[0]: row[1] for row in _sums(result.counts, "things", "number")}
-    summary = {
-        "stores": result.stores,
-        "damage": by_cause.get("damage", 0),
-        "crash_traces": by_cause.get("crash", 0),
-        **{name.replace(" ", "_"): number for name, number in sorted(things.items())},
-    }
+    causes = found.groupBy("cause").agg(f.sum("number"), f.count("*")).collect()
+    by_cause = {row[0]: row[1] for row in causes}
+    looked_at = counts.groupBy("things").sum("number").collect()
     by = ("store", "cause", "kind")
-    kinds = result.findings.groupBy(*by).sum("number").withColumnRenamed("sum(number)", "number")
-    few = result.findings.limit(_FEW + 1).count() <= _FEW
+    kinds = found.groupBy(*by).agg(f.sum("number").alias("number"))
+
+    def finish() -> None:
+        rows.unpersist()
+
     return Outcome(
-        summary,
         {
-            "findings": Table(result.findings.orderBy("store", "file", "offset"), title="Findings"),
-            "kinds": Table(kinds.orderBy(*by), title="Findings by store and cause"),
-            "counts": Table(result.counts.orderBy("store", "things"), title="What was looked at"),
+            "stores": len(fleet),
+            "damage": by_cause.get("damage", 0),
+            "crash_traces": by_cause.get("crash", 0),
+            **{name.replace(" ", "_"): number for name, number in sorted(looked_at)},
         },
-        shown="findings" if few else "kinds",
+        {
+            "findings": Table(found.orderBy("store", "file", "offset"), title="Findings"),
+            "kinds": Table(kinds.orderBy(*by), title="Findings by store and cause"),
+            "counts": Table(counts.orderBy("store", "things"), title="What was looked at"),
+        },
+        shown="findings" if sum(row[2] for row in causes) <= _FEW else "kinds",
         plots=[Plot("Findings by store and kind", "kinds", "bars", ("store", "kind"), "number")],
-        found=summary["damage"] > 0,
-        finish=result.unpersist,
+        found="damage" in by_cause,
+        finish=finish,
     )
-
-
-def _sums(rows: DataFrame, by: str, of: str) -> list[tuple[str, int]]:
-    return [(row[0], row[1]) for row in rows.groupBy(by).sum(of).collect()]
 
 
 def _plan(store: Store) -> _Item:

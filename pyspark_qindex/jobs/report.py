@@ -23,9 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from journal.fs.files import REAL, replace_file
-from pyspark_qindex.jobs.audit import run_audit
+from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
-from pyspark_qindex.jobs.stats import StatsResult, stats
+from pyspark_qindex.jobs.stats import stats
 
 _MOMENT: Final = "%Y%m%dT%H%M%SZ"
 _TOTALS: Final = ("messages", "bytes", "file_bytes", "garbage", "dead_letters", "damage")
@@ -45,16 +45,16 @@ def report(spark: SparkSession, options: JobOptions) -> Outcome:
     """Report on all stores, with ``options.html`` as the page and ``out`` as its
     :func:`data_directory`."""
     html, out = options.html, options.out
-    audit = run_audit(spark, options)
-    result = stats(spark, options.paths)
+    audited = audit(spark, options.paths)
+    held = stats(spark, options.paths, letters=True)
     moments = list(_earlier(html))
     last = moments[-1]["directory"] if moments else None
-    queues = _with_changes(spark, result.queues, last).persist()
-    stores = _by_store(result, queues, audit)
+    queues = _with_changes(spark, held["queues"], last).persist()
+    stores = _by_store(held, queues, audited)
     totals = stores.agg(*(f.coalesce(f.sum(one), f.lit(0)) for one in _TOTALS), f.max("age_oldest"))
     *numbers, oldest = totals.collect()[0]
     summary = {
-        **{name: audit.summary[name] for name in ("stores", "damage", "crash_traces")},
+        **{name: audited.summary[name] for name in ("stores", "damage", "crash_traces")},
         **dict(zip(_TOTALS, numbers, strict=True)),
         "age_oldest": oldest,
     }
@@ -68,21 +68,22 @@ def report(spark: SparkSession, options: JobOptions) -> Outcome:
         [(one["moment"], *(one[name] for name in _TOTALS)) for one in moments],
         f"moment double, {', '.join(f'{name} bigint' for name in _TOTALS)}",
     )
-    reasons = result.letters.groupBy("reason").agg(f.sum("messages").alias("messages"))
+    letters = held["letters"]
+    reasons = letters.groupBy("reason").agg(f.sum("messages").alias("messages"))
     oldest_first = queues.where("age_oldest is not null").orderBy(f.desc("age_oldest"), *_NAME)
     changed = queues.where("change != 0").orderBy(f.desc(f.abs("change")), *_NAME)
     tables = {
-        "findings": audit.tables["findings"],
-        "kinds": audit.tables["kinds"],
+        "findings": audited.tables["findings"],
+        "kinds": audited.tables["kinds"],
         "changed": Table(changed.select(*_NAME, "messages", "change", "bytes", "bytes_change")
                          .limit(_FEW), title="Queues that changed most since the last report"),
         "oldest": Table(oldest_first.select(*_NAME, "messages", "age_oldest", "age_median")
                         .limit(_FEW), title="Queues with the oldest messages"),
         "reasons": Table(reasons.orderBy(f.desc("messages")), title="Dead letters by reason"),
-        "letters": Table(result.letters.orderBy(f.desc("messages"), *_NAME), title="Dead letters"),
+        "letters": Table(letters.orderBy(f.desc("messages"), *_NAME), title="Dead letters"),
         "queues": Table(queues.orderBy(f.desc("messages"), *_NAME), title="Queues"),
         "stores": Table(stores.orderBy(f.desc("file_bytes"), "store"), title="Stores"),
-        "growth": Table(result.growth, title="Messages by time of publishing"),
+        "growth": held.tables["growth"],
         "history": Table(history.orderBy("moment"), title="Reports"),
     }  # fmt: skip
     plots = [
@@ -95,19 +96,19 @@ def report(spark: SparkSession, options: JobOptions) -> Outcome:
         Plot("Messages, at each report", "history", "line", ("moment",), "messages", _SEEN),
         Plot("Messages by time of publishing", "growth", "line", ("moment",), "messages", 200),
     ]
-    if result.files is not None:
-        tables["files"] = Table(result.files.where("garbage > 0"), title="Garbage by file")
+    if "files" in held.tables:
+        tables["files"] = Table(held["files"].where("garbage > 0"), title="Garbage by file")
         plots.insert(4, Plot("Garbage by file", "files", "bars", ("store", "file"), "garbage", 20))
-    if result.lag is not None:
-        tables["lag"] = Table(result.lag.orderBy(f.desc("behind")), title="Consumer groups")
+    if "lag" in held.tables:
+        tables["lag"] = Table(held["lag"].orderBy(f.desc("behind")), title="Consumer groups")
 
     def finish() -> None:
         replace_file(REAL, html, Path(out, "index.html").read_bytes())
         queues.unpersist()
-        result.unpersist()
-        audit.finish()
+        held.finish()
+        audited.finish()
 
-    return Outcome(summary, tables, "changed", plots, audit.found, notes, finish)
+    return Outcome(summary, tables, "changed", plots, audited.found, notes, finish)
 
 
 def _history(html: str) -> str:
@@ -143,19 +144,19 @@ def _with_changes(spark: SparkSession, queues: DataFrame, last: str | None) -> D
     return queues.select(*_NAME, "messages", "change", "bytes", "bytes_change", *figures)
 
 
-def _by_store(result: StatsResult, queues: DataFrame, audit: Outcome) -> DataFrame:
+def _by_store(held: Outcome, queues: DataFrame, audited: Outcome) -> DataFrame:
     """Return a row for each store, from tables that have rows for what each store holds."""
-    findings, counts = audit.tables["findings"].rows, audit.tables["counts"].rows
+    findings, counts = audited["findings"], audited["counts"]
     parts = [
         counts.where("things = 'queues'").selectExpr("store", "number as queues"),
         queues.select("store", "messages", "change", "bytes", "age_oldest"),
-        result.letters.selectExpr("store", "messages as dead_letters"),
+        held["letters"].selectExpr("store", "messages as dead_letters"),
         findings.where("cause = 'damage'").selectExpr("store", "number as damage"),
     ]
-    if result.files is not None:
-        parts.append(result.files.selectExpr("store", "size as file_bytes", "garbage"))
-    if result.lag is not None:
-        parts.append(result.lag.select("store", "behind"))
+    if "files" in held.tables:
+        parts.append(held["files"].selectExpr("store", "size as file_bytes", "garbage"))
+    if "lag" in held.tables:
+        parts.append(held["lag"].select("store", "behind"))
     rows = reduce(lambda one, two: one.unionByName(two, allowMissingColumns=True), parts)
     for missing in {"file_bytes", "garbage"} - {*rows.columns}:
         rows = rows.withColumn(missing, f.lit(None).cast("bigint"))

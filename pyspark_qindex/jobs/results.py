@@ -104,7 +104,8 @@ class Table:
 class Outcome:
     """``summary``: figures by name. ``shown``: the table that a terminal shows. ``found``: whether
     damage or differences were found (exit status 1). ``notes``: lines for people. ``finish``:
-    called when all is written. ``targets``: the stores that were made, by the one they are from."""
+    lets Spark forget rows that it keeps. ``targets``: the stores that were made, by the one they
+    are from."""
 
     summary: dict[str, Any]
     tables: dict[str, Table]
@@ -114,6 +115,10 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     finish: Callable[[], None] = lambda: None
     targets: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> DataFrame:
+        """Return the rows of a table."""
+        return self.tables[name].rows
 
 
 def render_page(job: str, outcome: Outcome, shown: Mapping[str, Rows], most: int) -> str:

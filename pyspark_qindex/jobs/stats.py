@@ -9,7 +9,6 @@ Each function takes DataFrames and gives one, so that a notebook can put its own
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import time
 from typing import Final
 
@@ -18,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.fleet import committed_offsets, find_fleet, together
-from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
+from pyspark_qindex.jobs.results import Outcome, Plot, Table
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
 
@@ -34,117 +33,85 @@ _BUCKETS: Final = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
 _MOST_BUCKETS: Final = 200
 
 
-@dataclass(slots=True)
-class StatsResult:
-    """``queues``, ``letters``, ``files``, ``keys``, ``growth``, ``lag``: see the functions of
-    (about) those names. ``messages``: all of them, in common columns. ``damage``: ``store``,
-    ``queue`` and ``error`` of what could not be read."""
-
-    queues: DataFrame
-    letters: DataFrame
-    files: DataFrame | None
-    keys: DataFrame
-    growth: DataFrame
-    lag: DataFrame | None
-    messages: DataFrame
-    damage: DataFrame
-    stores: int
-    _read: list[DataFrame]
-
-    def unpersist(self) -> None:
-        """Let Spark forget the messages."""
-        for one in self._read:
-            one.unpersist()
-
-
 def stats(
-    spark: SparkSession, paths: Sequence[str], *, top: int = 20, mode: str = "permissive"
-) -> StatsResult:
-    """Read all stores at or below ``paths`` once, and make all tables. ``mode``: ``permissive``, or
-    ``failfast``: damage ends it.
+    spark: SparkSession,
+    paths: Sequence[str],
+    *,
+    top: int = 20,
+    mode: str = "permissive",
+    letters: bool = False,
+) -> Outcome:
+    """Read all stores at or below ``paths`` once, and make tables of what they hold.
 
-    Raises as :func:`pyspark_qindex.jobs.fleet.find_fleet`.
+    ``queues``, ``keys``, ``growth``, ``files`` and ``lag``: see the functions of (about) those
+    names; ``damage``: what could not be read; ``letters``: dead letters, if asked for. ``mode``:
+    ``permissive``, or ``failfast``: damage ends it.
     """
     fleet = find_fleet(paths)
     queues = [one.url for one in fleet if not one.is_rocket]
     rockets = [one for one in fleet if one.is_rocket]
     parts: list[DataFrame] = []
-    letters: list[DataFrame] = []
+    dead: list[DataFrame] = []
     damage: list[DataFrame] = []
     kept: list[DataFrame] = []
-    files = lag = None
+    tables: dict[str, Table] = {}
+    plots: list[Plot] = []
     if queues:
         found = read(spark, queues, _MESSAGE_COLUMNS, mode=mode)
         kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
         parts.append(common(found))
         damage.append(found.where("error is not null").select("store", "queue", "error"))
-        letters.append(dead_letters(read(spark, queues, _LETTER_COLUMNS, mode=mode)))
+        dead.append(dead_letters(read(spark, queues, _LETTER_COLUMNS, mode=mode)))
         files = file_garbage(read(spark, queues, include="files", mode=mode))
+        tables["files"] = Table(files, title="Garbage by file")
+        plots.append(Plot("Garbage by file, bytes", "files", "bars", ("store", "file"), "garbage"))
     if rockets:
         urls = [store.url for store in rockets]
         found = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
         kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
         parts.append(common_records(found))
-        letters.append(dead_records(parts[-1]))
+        dead.append(dead_records(parts[-1]))
         place = "concat_ws('/', topic, queue_id) as queue"
         damage.append(found.where("error is not null").selectExpr("store", place, "error"))
     messages = together(parts)
     if rockets:
         offsets = [(store.url, *found) for store in rockets for found in committed_offsets(store)]
         lag = consumer_lag(messages, spark.createDataFrame(offsets, spark_schema(_OFFSETS)))
-    return StatsResult(
-        queues=queue_stats(messages),
-        letters=together(letters),
-        files=files,
-        keys=hot_keys(messages, top),
-        growth=growth(messages),
-        lag=lag,
-        messages=messages,
-        damage=together(damage),
-        stores=len(fleet),
-        _read=kept,
-    )
-
-
-def run_stats(spark: SparkSession, options: JobOptions) -> Outcome:
-    """Figures by queue, file, key and time."""
-    result = stats(spark, options.paths, top=options.top, mode=options.mode)
-    total = result.messages.selectExpr("count(*)", "coalesce(sum(size), 0)").collect()[0]
+        tables["lag"] = Table(lag, title="Consumer groups")
+    if letters:
+        tables["letters"] = Table(together(dead), title="Dead letters")
+    name = ("store", "queue")
+    figures, lost = queue_stats(messages), together(damage)
+    total = messages.selectExpr("count(*)", "coalesce(sum(size), 0)").collect()[0]
     summary = {
-        "stores": result.stores,
-        "queues": result.queues.count(),
+        "stores": len(fleet),
+        "queues": figures.count(),
         "messages": total[0],
         "bytes": total[1],
-        "damaged": result.damage.count(),
-    }
-    tables = {
-        "queues": Table(result.queues.orderBy("store", "queue"), title="Queues"),
-        "keys": Table(result.keys, title="Keys with the most messages"),
-        "growth": Table(result.growth, title="Messages by time of publishing"),
+        "damaged": lost.count(),
     }
     if summary["damaged"]:
-        tables["damage"] = Table(result.damage.orderBy("store", "queue"), title="Not readable")
-    name = ("store", "queue")
+        tables["damage"] = Table(lost.orderBy(*name), title="Not readable")
+    tables = {
+        "queues": Table(figures.orderBy(*name), title="Queues"),
+        "keys": Table(hot_keys(messages, top), title="Keys with the most messages"),
+        "growth": Table(growth(messages), title="Messages by time of publishing"),
+        **tables,
+    }
     plots = [
         Plot("Messages by queue", "queues", "bars", name, "messages"),
         Plot("Bytes by queue", "queues", "bars", name, "bytes"),
         Plot("Oldest message by queue, seconds", "queues", "bars", name, "age_oldest"),
         Plot("Keys with the most messages", "keys", "bars", ("key",), "messages"),
         Plot("Messages by time of publishing", "growth", "line", ("moment",), "messages", 200),
+        *plots,
     ]
-    if result.files is not None:
-        tables["files"] = Table(result.files, title="Garbage by file")
-        plots.append(Plot("Garbage by file, bytes", "files", "bars", ("store", "file"), "garbage"))
-    if result.lag is not None:
-        tables["lag"] = Table(result.lag, title="Consumer groups")
-    return Outcome(
-        summary,
-        tables,
-        shown="queues",
-        plots=plots,
-        found=summary["damaged"] > 0,
-        finish=result.unpersist,
-    )
+
+    def finish() -> None:
+        for one in kept:
+            one.unpersist()
+
+    return Outcome(summary, tables, "queues", plots, summary["damaged"] > 0, finish=finish)
 
 
 def common(messages: DataFrame) -> DataFrame:

@@ -21,8 +21,8 @@ def main(url: str, fleet: str, rocket: str) -> None:
     rows = spark.read.format("qindex").load(fleet)
     result = audit(spark, [fleet])
     columns = ("store", "kind", "number")
-    found = sorted(list(map(str, row)) for row in result.findings.select(*columns).collect())
-    result.unpersist()
+    found = sorted(list(map(str, row)) for row in result["findings"].select(*columns).collect())
+    result.finish()
     built = build_index(spark, [rocket])
     said = {
         "queues": {row[0]: row[1] for row in rows.groupBy("queue").count().collect()},

@@ -81,10 +81,10 @@ def jobs(spark: SparkSession, fleet: str, rocket: str) -> None:
     threading.Thread(target=announce_middle, args=(spark,), daemon=True).start()
     result = audit(spark, [fleet])
     columns = ("store", "file", "offset", "kind", "what")
-    found = sorted(list(map(str, row)) for row in result.findings.select(*columns).collect())
-    result.unpersist()
+    found = sorted(list(map(str, row)) for row in result["findings"].select(*columns).collect())
+    result.finish()
     built = build_index(spark, [rocket])
-    files = sorted([row["file"], row["was"]] for row in built.tables["files"].rows.collect())
+    files = sorted([row["file"], row["was"]] for row in built["files"].collect())
     print(json.dumps({"found": found, "files": files}), flush=True)
 
 
@@ -115,8 +115,8 @@ def ways_to_read(spark: SparkSession, queues: str, rocket: str, out: str) -> dic
            for source, path in stores.items()},
         **{f"stream {source}": partial(follow, source) for source in stores},
         "sink": sink,
-        "audit": lambda: audit(spark, [queues, rocket]).findings.count(),
-        "migrate": lambda: migrate(spark, [queues], out).tables["moves"].rows.count(),
+        "audit": lambda: audit(spark, [queues, rocket])["findings"].count(),
+        "migrate": lambda: migrate(spark, [queues], out)["moves"].count(),
         "build-index": lambda: build_index(spark, [rocket]).summary["messages"],
     }  # fmt: skip
     ended: dict[str, int | str] = {}

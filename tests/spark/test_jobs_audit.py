@@ -18,7 +18,8 @@ pytest.importorskip("pyspark")
 import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
-from pyspark_qindex.jobs import AuditResult, audit
+from pyspark_qindex.jobs import audit
+from pyspark_qindex.jobs.results import Outcome
 from qindex.format import layout
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import ROCKET_SIZES, make_fleet, make_plain
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
 Finding = dict[str, Any]
 
 
-def findings_of(result: AuditResult) -> list[Finding]:
-    rows = [row.asDict() for row in result.findings.collect()]
-    result.unpersist()
+def findings_of(result: Outcome) -> list[Finding]:
+    rows = [row.asDict() for row in result["findings"].collect()]
+    result.finish()
     return rows
 
 
 def test_nothing_is_wrong_with_a_healthy_fleet(spark: SparkSession, tmp_path: Path) -> None:
     stores = make_fleet(tmp_path)
     result = audit(spark, [str(tmp_path)])
-    counts = {(row["store"], row["things"]): row["number"] for row in result.counts.collect()}
+    counts = {(row["store"], row["things"]): row["number"] for row in result["counts"].collect()}
     assert findings_of(result) == []
-    assert result.stores == len(stores) == 13
+    assert result.summary["stores"] == len(stores) == 13
     assert counts[str(stores["plain"]), "entries"] == 620 - 8
     assert counts[str(stores["stored"]), "stored messages"] == 60
     assert counts[str(stores["rocket"]), "records"] == 700
@@ -117,7 +118,7 @@ def test_stores_in_use_have_nothing_wrong(spark: SparkSession, tmp_path: Path) -
             assert child.stdout.readline().strip() == "ready"
             for _ in range(2):
                 result = audit(spark, [str(tmp_path)])
-                looked_at = {row["things"] for row in result.counts.collect()}
+                looked_at = {row["things"] for row in result["counts"].collect()}
                 assert findings_of(result) == []
                 assert {"entries", "records", "units"} <= looked_at
         finally:

@@ -98,10 +98,7 @@ def test_the_same_bytes_as_in_sequence(spark: SparkSession, tmp_path: Path) -> N
     # keep units of messages that are gone.
     for name in set(names) - {"expire"}:
         assert wanted[name] == as_it_was[name], name
-    was = {
-        row["was"]
-        for row in result.tables["files"].rows.where("store not like '%expire'").collect()
-    }
+    was = {row["was"] for row in result["files"].where("store not like '%expire'").collect()}
     assert was == {"identical"}
 
 
@@ -117,7 +114,7 @@ def test_what_was_damaged_or_lost_is_there_again(spark: SparkSession, tmp_path: 
     assert derived_files(store) != before, "without install nothing is changed"
     (left,) = (tmp_path / "out").iterdir()
     assert (left / "consumequeue" / "orders" / "1").is_dir()
-    was = {row["file"]: row["was"] for row in result.tables["files"].rows.collect()}
+    was = {row["file"]: row["was"] for row in result["files"].collect()}
     assert was["consumequeue/orders/1"] == "missing"
     assert sorted(was.values()).count("different") == 1
     build_index(spark, [str(store)])
@@ -194,7 +191,7 @@ def test_other_stores_go_on(spark: SparkSession, tmp_path: Path) -> None:
     assert {name: derived_files(store) for name, store in bad.items()} == before
     assert not any((store / STAGING).exists() for store in (good, *bad.values()))
     assert (outcome.summary["stores"], outcome.summary["refused"], outcome.found) == (1, 3, True)
-    why = {row["store"]: row["why"] for row in outcome.tables["refused"].rows.collect()}
+    why = {row["store"]: row["why"] for row in outcome["refused"].collect()}
     assert f"{logs['hole'][0]}: at offset {size}" in why[str(bad["hole"])]
     assert f"{logs['cut'][0]}: at offset 0: is 5000 bytes long" in why[str(bad["cut"])]
     assert f"{logs['gap'][1]}: at offset 0: this file of" in why[str(bad["gap"])]

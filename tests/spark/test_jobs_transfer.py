@@ -94,7 +94,7 @@ def test_export_and_import_lose_nothing(
 ) -> None:
     root = stores["plain"].parent
     outcome = export_stores(spark, [str(root)], str(tmp_path / "export"))
-    outcome.tables["queues"].rows.write.parquet(str(tmp_path / "export" / "q"))
+    outcome["queues"].write.parquet(str(tmp_path / "export" / "q"))
     shutil.rmtree(tmp_path / "export" / "queues.parquet")
     (tmp_path / "export" / "q").rename(tmp_path / "export" / "queues.parquet")
     wanted = {name: cat(path, renumbered=True) for name, path in stores.items()}
@@ -158,10 +158,8 @@ def test_into_rocketmq_and_back(
 ) -> None:
     root = str(stores["plain"].parent)
     there = migrate(spark, [root], str(tmp_path / "there"))
-    rows = [row.asDict() for row in there.tables["moves"].rows.collect()]
-    mine = there.tables["left_behind"].rows.where(
-        f"store in ('{stores['live']}', '{stores['plain']}')"
-    )
+    rows = [row.asDict() for row in there["moves"].collect()]
+    mine = there["left_behind"].where(f"store in ('{stores['live']}', '{stores['plain']}')")
     left = [(row.queue, row.seq_id, row.what, row.value) for row in mine.collect()]
     there.finish()
     assert sorted(left, key=str) == [
@@ -185,7 +183,7 @@ def test_into_rocketmq_and_back(
         assert first.properties["h.n"] == "3"
         assert first.properties["h.raw"] == '{"$base64": "AP8="}'
     back = migrate(spark, [str(tmp_path / "there" / "stores")], str(tmp_path / "back"))
-    moved = Counter(row["status"] for row in back.tables["moves"].rows.collect())
+    moved = Counter(row["status"] for row in back["moves"].collect())
     back.finish()
     assert moved == {"moved": total}
     for name in stores:
@@ -196,7 +194,7 @@ def test_into_rocketmq_and_back(
 def test_rocketmq_into_queues_and_back(spark: SparkSession, tmp_path: Path) -> None:
     store = make_rocket(tmp_path / "rocket")
     there = migrate(spark, [str(store)], str(tmp_path / "there"))
-    rows = [row.asDict() for row in there.tables["moves"].rows.collect()]
+    rows = [row.asDict() for row in there["moves"].collect()]
     there.finish()
     reasons = Counter((row["status"], row["reason"]) for row in rows)
     assert sum(reasons.values()) == 700, "each record of the log is accounted for"
@@ -247,10 +245,8 @@ def test_what_rocketmq_cannot_hold_is_skipped_and_accounted_for(
     data[data.index(b"D" * 20_000) + 5] ^= 1
     file.write_bytes(data)
     result = migrate(spark, [str(store)], str(tmp_path))
-    rows = [
-        row.asDict() for row in result.tables["moves"].rows.orderBy("queue", "seq_id").collect()
-    ]
-    (lost,) = result.tables["left_behind"].rows.where("what = 'damaged settings'").collect()
+    rows = [row.asDict() for row in result["moves"].orderBy("queue", "seq_id").collect()]
+    (lost,) = result["left_behind"].where("what = 'damaged settings'").collect()
     result.finish()
     assert lost.queue == "limited"
     assert lost.value.startswith(f"{settings}: at offset 0: ")
@@ -330,29 +326,27 @@ def test_stats(spark: SparkSession, tmp_path: Path) -> None:
     with rocketstore.open(rocket, background=False) as store:
         store.commit_offset("workers", "orders", 1, 10)
     result = stats(spark, [str(tmp_path)], top=3)
-    queues = {(row["store"], row["queue"]): row for row in result.queues.collect()}
+    queues = {(row["store"], row["queue"]): row for row in result["queues"].collect()}
     orders = queues[str(plain), "orders"]
     assert (orders["messages"], orders["redelivered"]) == (580, 30)
     assert orders["bytes"] == sum(len(b"order %d" % n) for n in range(20, 600))
     assert 0 < orders["age_newest"] <= orders["age_median"] <= orders["age_oldest"] < 600
     big = queues[str(stored), "big"]
     assert (big["messages"], big["size_median"], big["size_max"]) == (40, LARGE + 6, LARGE + 6)
-    keys = [(row["key"], row["messages"], row["queues"]) for row in result.keys.collect()]
+    keys = [(row["key"], row["messages"], row["queues"]) for row in result["keys"].collect()]
     assert keys[0][0] == "all"
     assert keys[0][1] > 400
     assert len(keys) == 3
-    assert result.files is not None
-    files = {row["file"]: row for row in result.files.where(f"store = '{stored}'").collect()}
+    files = {row["file"]: row for row in result["files"].where(f"store = '{stored}'").collect()}
     assert files["msg_store_persistent/0.rdq"]["garbage"] > 0
     assert 0 < files["msg_store_persistent/0.rdq"]["share"] < 1
-    assert sum(row["messages"] for row in result.growth.collect()) == sum(
+    assert sum(row["messages"] for row in result["growth"].collect()) == sum(
         row["messages"] for row in queues.values()
     )
-    assert result.lag is not None
-    (lag,) = result.lag.collect()
+    (lag,) = result["lag"].collect()
     assert (lag["queue"], lag["committed"]) == ("orders/1", 10)
     assert lag["behind"] == lag["end"] - 10 > 0
-    result.unpersist()
+    result.finish()
 
 
 def test_what_is_published_while_it_runs_is_told_from_what_is_lost(
@@ -373,7 +367,7 @@ def test_what_is_published_while_it_runs_is_told_from_what_is_lost(
 
         monkeypatch.setattr(module, "_left_out", later)
         result = migrate(spark, [str(store)], str(tmp_path))
-        rows = result.tables["moves"].rows.orderBy("seq_id").collect()
+        rows = result["moves"].orderBy("seq_id").collect()
         result.finish()
     assert [(row.seq_id, row.status, row.reason) for row in rows] == [
         (0, "moved", None), (1, "moved", None),

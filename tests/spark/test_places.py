@@ -57,30 +57,28 @@ def same_but_for_the_place(frame: DataFrame, root: Path) -> list[str]:
 
 def test_audit(spark: SparkSession, places: Path) -> None:
     here, there = audit(spark, [str(places)]), audit(spark, [url(places)])
-    assert here.stores == there.stores == 4
-    wanted = same_but_for_the_place(here.findings, places)
+    assert here.summary["stores"] == there.summary["stores"] == 4
+    wanted = same_but_for_the_place(here["findings"], places)
     assert wanted
-    assert same_but_for_the_place(there.findings, places) == wanted
-    assert all(row.store.startswith("local://") for row in there.findings.collect())
-    assert same_but_for_the_place(there.counts, places) == same_but_for_the_place(
-        here.counts, places
+    assert same_but_for_the_place(there["findings"], places) == wanted
+    assert all(row.store.startswith("local://") for row in there["findings"].collect())
+    assert same_but_for_the_place(there["counts"], places) == same_but_for_the_place(
+        here["counts"], places
     )
     for result in (here, there):
-        result.unpersist()
+        result.finish()
 
 
 def test_stats(spark: SparkSession, places: Path) -> None:
     result = stats(spark, [url(places)])
-    queues = {(row.store, row.queue): row.messages for row in result.queues.collect()}
+    queues = {(row.store, row.queue): row.messages for row in result["queues"].collect()}
     assert queues[url(places / "plain"), "orders"] == 40
     assert queues[url(places / "stored"), "big"] == 4
     assert queues[url(places / "rocket"), "orders/0"] == 20
-    assert result.files is not None
-    assert result.files.where(f"store = '{url(places / 'stored')}' and live > 0").count() == 3
-    assert result.lag is not None
-    (lag,) = result.lag.collect()
+    assert result["files"].where(f"store = '{url(places / 'stored')}' and live > 0").count() == 3
+    (lag,) = result["lag"].collect()
     assert (lag.store, lag.queue, lag.committed) == (url(places / "rocket"), "orders/1", 3)
-    result.unpersist()
+    result.finish()
 
 
 def test_export(spark: SparkSession, places: Path, tmp_path: Path) -> None:
@@ -102,9 +100,9 @@ def test_migrate(spark: SparkSession, places: Path, tmp_path: Path) -> None:
     config.mkdir(exist_ok=True)
     (config / "delayOffset.json").write_text('{"offsetTable":{2:1}}')
     result = migrate(spark, [url(places / "rocket")], str(tmp_path))
-    (left,) = result.tables["left_behind"].rows.collect()
+    (left,) = result["left_behind"].collect()
     assert (left.queue, left.what, left.value) == ("orders/1", "consumer offset", "workers: 3")
-    rows = [row.asDict() for row in result.tables["moves"].rows.collect()]
+    rows = [row.asDict() for row in result["moves"].collect()]
     result.finish()
     assert len(rows) == 120
     delayed = [row for row in rows if row["queue"] == "SCHEDULE_TOPIC_XXXX/1"]
