@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 JOB_NAMES: Final = ("audit", "stats", "report", "build-index", "export", "import", "migrate",
                     "ingest")  # fmt: skip
-_NEEDED: Final = ("pyspark", "pyarrow", "pandas")
 _ANSWERS: Final = re.compile(r"(?:spark|sc)://([^/]+)(?:/.*)?")
 _CONNECT_PORT: Final = "15002"
 _HADOOP: Final = frozenset({"HADOOP_CONF_DIR", "YARN_CONF_DIR"})
@@ -110,7 +109,9 @@ def pipeline_command(
     """
     if job not in JOB_NAMES:
         raise UsageError(f"no job {job!r}; there are {', '.join(JOB_NAMES)}")
-    _need_spark()
+    for name in ("pyspark", "pyarrow", "pandas"):
+        if importlib.util.find_spec(name) is None:
+            raise SparkMissingError(f"{name} is not installed: pip install qindex[spark]")
     from pyspark_qindex.jobs.commands import JOBS
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.ingest import lake_conf
@@ -178,12 +179,6 @@ def _period(text: str | None) -> int:
     if found is None or not int(found[1]):
         raise UsageError(f"--every must be a time such as 30s, 15min or 1h, not {text!r}")
     return int(found[1]) * _SECONDS[found[2]]
-
-
-def _need_spark() -> None:
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            raise SparkMissingError(f"{name} is not installed: pip install qindex[spark]")
 
 
 def _check_master(master: str) -> None:

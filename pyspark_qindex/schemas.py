@@ -1,11 +1,10 @@
-"""The columns of every table that the data sources give, in one place.
+"""The columns of every table that the data sources give, in one place; those of messages are
+:data:`qindex.view.message_batches.MESSAGES`.
 
-A table is a list of columns; from it follow the Spark schema (:func:`spark_schema`) and the Arrow
-schema (:func:`qindex.view.arrow.arrow_schema`), which Spark asks to be exactly the same. That of
-messages is :data:`qindex.view.message_batches.MESSAGES`. All columns are nullable: a row that tells
-of damage has ``error`` and the columns known of the place, and nothing else. A read that fails at
-damage has no such row: the columns of every message are not nullable then
-(:func:`without_damage`), and Spark, which looks at each value otherwise, is a quarter quicker.
+All columns are nullable: a row that tells of damage has ``error`` and the columns known of the
+place, and nothing else. A read that fails at damage has no such row: the columns of every message
+are not nullable then (:func:`without_damage`), and Spark, which looks at each value otherwise, is a
+quarter quicker.
 
 Times are as on disk, whole numbers since 1970: ``expiry`` in microseconds, ``timestamp`` in
 nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` are JSON as

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,12 +98,6 @@ def _names_in(fs: FileSystem, directory: str) -> set[str] | None:
 def local_store(path: str) -> Store:
     """Return the store in a local directory."""
     return Store(("", {}), path, path)
-
-
-def need_store(url: str, found: Container[str]) -> None:
-    """Raise :class:`StoreNotHereError` unless the store that a batch has rows of was ``found``."""
-    if url not in found:
-        raise local_store(url).not_here(url)
 
 
 def _sources_of(names: set[str]) -> list[str]:

@@ -36,7 +36,7 @@ from pyspark_qindex.reading.read_queues import (
     split,
 )
 from pyspark_qindex.reading.read_rocket import LogPart, end_of_log, look_at, lost_file, open_log
-from pyspark_qindex.stores import QUEUES, ROCKET, Store, need_store
+from pyspark_qindex.stores import QUEUES, ROCKET, Store, local_store
 from qindex.view.arrow import plain_text
 from rocketstore.layout import Layout
 from rocketstore.log.walk import LogWalk, SkipDamage
@@ -251,8 +251,8 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             low = before.get(at, 0)
             if low < high and at in seen:
                 parts += seen[at].parts(low, high)
-            elif low < high:
-                need_store(at[0], self._stores)  # else the queue was deleted
+            elif low < high and at[0] not in self._stores:  # else the queue was deleted
+                raise local_store(at[0]).not_here(at[0])
         return [Parts(list(task)) for task in group(parts, self.options.partitions)]
 
 

@@ -1,18 +1,12 @@
 """The audit of a fleet: every store of every kind at once.
 
->>> import pyspark_qindex                                        # doctest: +SKIP
->>> from pyspark_qindex.jobs import audit
->>> spark = pyspark_qindex.session()
+>>> from pyspark_qindex.jobs import audit                        # doctest: +SKIP
 >>> result = audit(spark, ["/srv/fleet"])
 >>> result["findings"].groupBy("store", "kind").count().show()
 
 Each store is one task, which checks what ``qindex verify`` and ``qindex rocket verify`` check, by
-the same code, and beside a writer the way a reader does it. Its parts are held against one another
-where they are; joining them across the cluster would only compare different moments of them. A
-queue store takes about 150 bytes for each message in the message store.
-
-Only findings and counts reach the driver; what the tasks find is kept by Spark, in memory or on
-disk, until :meth:`Outcome.finish`.
+the same code, and beside a writer the way a reader does it. A queue store takes about 150 bytes for
+each message in the message store. Only findings and counts reach the driver.
 """
 
 from __future__ import annotations

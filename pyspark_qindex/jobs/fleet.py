@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +25,6 @@ from qindex.view.arrow import Table, arrow_schema
 from rocketstore.layout import Paths
 from rocketstore.queues.offsets import ConsumerOffsets
 
-Item = TypeVar("Item")
 Row = tuple[Any, ...]
 Rows = Iterable[Row]
 
@@ -95,8 +94,8 @@ def _by_name(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 def run_tasks(
     spark: SparkSession,
-    groups: Sequence[Sequence[Item]],
-    work: Callable[[Item], Rows],
+    groups: Sequence[Sequence[Any]],
+    work: Callable[[Any], Rows],
     table: Table,
 ) -> DataFrame:
     """Call ``work`` for each item, one task a group, and return the rows of all. The work for an

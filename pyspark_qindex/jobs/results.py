@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -289,17 +289,12 @@ def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[
 def _write_json(parquet: str, path: str) -> list[dict[str, Any]]:
     """Write what Spark has written as JSON, too; returns the first rows. A batch at a time."""
     kept: list[dict[str, Any]] = []
-    with open_private(path) as file:
-        for row in _rows_of(parquet):
-            if len(kept) < _ROWS_ON_PAGE:
-                kept.append(row)
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return kept
-
-
-def _rows_of(parquet: str) -> Iterator[dict[str, Any]]:
     # The files' names are in the order of the rows.
-    for name in sorted(os.listdir(parquet)):
-        if name.endswith(".parquet"):
+    names = sorted(name for name in os.listdir(parquet) if name.endswith(".parquet"))
+    with open_private(path) as file:
+        for name in names:
             for batch in ParquetFile(os.path.join(parquet, name)).iter_batches():
-                yield from batch.to_pylist()
+                rows = batch.to_pylist()
+                kept += rows[: _ROWS_ON_PAGE - len(kept)]
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return kept

@@ -1,23 +1,14 @@
 """Publish a batch of rows into a queue exactly once, however often its publisher dies.
 
-The latest batch of each query has a small file, which is replaced at once, durably::
+docs/spark.md has the steps. The latest batch of each query has a small file, which is replaced at
+once, durably::
 
     data/qindex.spark/<query>.json      this file
     data/qindex.spark/<query>/<batch>/  the rows of a batch, a file for each task
 
-Steps of a batch, by the process that has the store's lock (so there is one at a time):
-
-1. its file names the staged files: from here on the batch is these rows, whatever a repeated
-   attempt of Spark has staged besides;
-2. for each step of rows: reserve seq_ids, note start and size in the file, publish, sync, note
-   that they are done;
-3. note that the batch is finished (the commit point for Spark: the batch is skipped when it comes
-   again), and remove the staged files.
-
-A crash in a step leaves the first part of its rows published, and the next seq_id less the step's
-start tells how many. So nobody else may publish *into this queue* while a batch is unfinished;
-consumers may do what they like, and other queues are free. After a loss of power, which may take
-messages that were not synced, the rows that are missing are published.
+A crash in a step leaves the first part of its rows published, and the queue's next seq_id less the
+step's start tells how many. So nobody else may publish *into this queue* while a batch is
+unfinished. After a loss of power the rows that are missing are published.
 """
 
 from __future__ import annotations
@@ -30,7 +21,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any, BinaryIO, Final
@@ -254,7 +244,7 @@ class Staging:
 
     def _remove(self, directory: str) -> None:
         names = self._names(directory)
-        with storage_errors(directory, "can't be removed"), suppress(FileNotFoundError):
+        with storage_errors(directory, "can't be removed"), contextlib.suppress(FileNotFoundError):
             for name in names:
                 self.fs.unlink(os.path.join(directory, name))
             self.fs.rmdir(directory)
