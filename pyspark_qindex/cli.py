@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -30,7 +30,7 @@ from qindex.cli.output import flush, print_json, print_line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pyspark_qindex.jobs.results import Outcome
+    from pyspark_qindex.jobs.results import JobOptions, Outcome
 
 
 JOB_NAMES: Final = ("audit", "stats", "report", "build-index", "export", "import", "migrate",
@@ -112,7 +112,6 @@ def pipeline_command(
     for name in ("pyspark", "pyarrow", "pandas"):
         if importlib.util.find_spec(name) is None:
             raise SparkMissingError(f"{name} is not installed: pip install qindex[spark]")
-    from pyspark_qindex.jobs.commands import JOBS
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.ingest import lake_conf
     from pyspark_qindex.jobs.report import data_directory
@@ -155,7 +154,7 @@ def pipeline_command(
             while True:
                 began = time.monotonic()
                 with show_progress(spark, job):
-                    outcome = JOBS[job](spark, options)
+                    outcome = all_jobs()[job](spark, options)
                     shown = write_outcome(job, outcome, out) if outcome.tables else {}
                     outcome.finish()
                 _print(job, outcome, shown, out, page or os.path.join(out, "index.html"), as_json)
@@ -169,6 +168,30 @@ def pipeline_command(
                 with contextlib.suppress(Exception):
                     spark.stop()
     return 1 if outcome.found else 0
+
+
+def all_jobs() -> dict[str, Callable[[SparkSession, JobOptions], Outcome]]:
+    """Return the jobs by their names, :data:`JOB_NAMES`."""
+    from pyspark_qindex.jobs.audit import audit
+    from pyspark_qindex.jobs.build_index import build_index
+    from pyspark_qindex.jobs.ingest import ingest
+    from pyspark_qindex.jobs.migrate import migrate
+    from pyspark_qindex.jobs.report import report
+    from pyspark_qindex.jobs.stats import stats
+    from pyspark_qindex.jobs.transfer import export_stores, import_stores
+
+    return {
+        "audit": lambda spark, given: audit(spark, given.paths),
+        "stats": lambda spark, given: stats(spark, given.paths, top=given.top, mode=given.mode),
+        "report": report,
+        "build-index": lambda spark, given: build_index(
+            spark, given.paths, install=given.install, out=given.out
+        ),
+        "export": lambda spark, given: export_stores(spark, given.paths, given.out, mode=given.mode),
+        "import": lambda spark, given: import_stores(spark, given.paths, given.out),
+        "migrate": lambda spark, given: migrate(spark, given.paths, given.out, mode=given.mode),
+        "ingest": ingest,
+    }
 
 
 def _period(text: str | None) -> int:

@@ -46,36 +46,29 @@ def tasks_wanted(spark: SparkSession) -> int:
     return _TASKS_PER_CORE * spark.range(_MOST_CORES).select(part).distinct().count()
 
 
-def batches(table: Table, rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Put rows (tuples in the order of the table's columns) into record batches of bounded
-    size."""
-    schema = arrow_schema(table)
-    kept: list[Row] = []
-    held = 0
-    for row in rows:
-        kept.append(row)
-        held += sum(len(value) for value in row if isinstance(value, bytes))
-        if len(kept) >= _BATCH_ROWS or held >= _BATCH_BYTES:
-            yield _batch(schema, kept)
-            kept, held = [], 0
-    if kept:
-        yield _batch(schema, kept)
-
-
-def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
 def map_rows(
     frame: DataFrame, work: Callable[[Iterator[dict[str, Any]]], Rows], table: Table
 ) -> DataFrame:
-    """Yield the rows that ``work`` makes of those of ``frame``, once for each of its partitions; it
-    takes them by the names of their columns."""
+    """Return the rows (tuples in the order of the table's columns) that ``work`` makes of those of
+    ``frame``, once for each of its partitions; it takes them by the names of their columns."""
+    schema = arrow_schema(table)
+
+    def batch(rows: list[Row]) -> pa.RecordBatch:
+        columns = zip(zip(*rows, strict=True), schema, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def run(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(table, work(_by_name(found)))
+        kept: list[Row] = []
+        held = 0
+        for row in work(_by_name(found)):
+            kept.append(row)
+            held += sum(len(value) for value in row if isinstance(value, bytes))
+            if len(kept) >= _BATCH_ROWS or held >= _BATCH_BYTES:
+                yield batch(kept)
+                kept, held = [], 0
+        if kept:
+            yield batch(kept)
 
     return frame.mapInArrow(run, spark_schema(table))
 
