@@ -187,7 +187,9 @@ def all_jobs() -> dict[str, Callable[[SparkSession, JobOptions], Outcome]]:
         "build-index": lambda spark, given: build_index(
             spark, given.paths, install=given.install, out=given.out
         ),
-        "export": lambda spark, given: export_stores(spark, given.paths, given.out, mode=given.mode),
+        "export": lambda spark, given: export_stores(
+            spark, given.paths, given.out, mode=given.mode
+        ),
         "import": lambda spark, given: import_stores(spark, given.paths, given.out),
         "migrate": lambda spark, given: migrate(spark, given.paths, given.out, mode=given.mode),
         "ingest": ingest,

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex import schemas
-from qindex.view.arrow import Table, choose_columns
+from qindex.view.arrow import NOT_NULL, Table, choose_columns
 from qindex.view.message_batches import MESSAGES
 
 TABLES: Final[dict[str, Table]] = {
@@ -130,14 +130,21 @@ def with_schema(
 ) -> ReadOptions:
     """Return the options with the columns that ``.schema(...)`` asks for. Raises
     :class:`UsageError` for a column that the table has not, or has with another type."""
-    if schema.names == list(options.columns) and schemas.table_of(schema) == options.columns:
+    asked = schemas.table_of(schema)
+    if schema.names == list(options.columns) and asked == options.columns:
         return options
     table = tables[options.include]
     if not options.permissive:
         table = schemas.without_damage(options.include, table)
     if options.columns.keys() != table.keys() and list(options.columns) != schema.names:
         raise UsageError("columns and schema() name different columns: one of them is enough")
-    return replace(options, columns=schemas.columns_of(schema, table))
+    for name, has in choose_columns(table, schema.names).items():
+        bare, bare_asked = has.removesuffix(NOT_NULL), asked[name].removesuffix(NOT_NULL)
+        if bare_asked != bare:
+            raise UsageError(f"column {name!r} is {bare}, not {bare_asked}")
+        if asked[name] != bare and has == bare:
+            raise UsageError(f"column {name!r} can be null")
+    return replace(options, columns=asked)
 
 
 def flatten(offsets: Mapping[str, object]) -> Places:

@@ -17,8 +17,7 @@ from typing import Final
 
 from pyspark.sql.types import StructType
 
-from journal.errors import UsageError
-from qindex.view.arrow import NOT_NULL, Table, choose_columns
+from qindex.view.arrow import NOT_NULL, Table
 
 _EVERY_ENTRY: Final = ("store", "queue", "seq_id", "msg_id", "persistent", "size")
 _FILLED: Final = {
@@ -74,20 +73,6 @@ INDEX: Final = table(
 )
 """IndexFile entries. ``seconds``: since the file's first entry; ``previous``: entry of the same
 slot before this one."""
-
-
-def columns_of(schema: StructType, whole: Table) -> Table:
-    """Return the part of a table that a schema asks for. Raises :class:`UsageError` for a column
-    that the table has not, or has with another type, or that is asked to be not null and can be."""
-    choose_columns(whole, schema.names)
-    asked = table_of(schema)
-    for name, kind in asked.items():
-        bare, bare_asked = whole[name].removesuffix(NOT_NULL), kind.removesuffix(NOT_NULL)
-        if bare_asked != bare:
-            raise UsageError(f"column {name!r} is {bare}, not {bare_asked}")
-        if kind != bare and whole[name] == bare:
-            raise UsageError(f"column {name!r} can be null")
-    return asked
 
 
 def without_damage(include: str, whole: Table) -> Table:

@@ -33,7 +33,7 @@ index entries. ``was``: identical, different or missing."""
 
 _DONE: Final = {"row": "string", **BUILT, "why": "string"}
 """Rows of a task. ``row``: ``file``; ``store`` (``entries``: messages); or ``refused``, where the
-log is damaged (``why``; ``file`` and ``bytes``: the place, if it is one in a file)."""
+log is damaged (``was``: the error, of which ``file``, ``bytes`` and ``why`` are the parts)."""
 
 
 def build_index(
@@ -61,10 +61,9 @@ def build_index(
     rows = run_tasks(spark, [[item] for item in items], _build, _DONE).collect()
     failed = [row for row in rows if row["row"] == "refused"]
     if len(failed) == len(items):
-        raise _error(failed[0]["file"], failed[0]["bytes"], failed[0]["why"])
-    refused = sorted(
-        (row["store"], str(_error(row["file"], row["bytes"], row["why"]))) for row in failed
-    )
+        _, _, path, _, offset, _, why = failed[0]
+        raise StoreError(why) if path is None else DamageError(path, offset, why)
+    refused = sorted((row["store"], row["was"]) for row in failed)
     built = Counter(row["was"] for row in rows if row["row"] == "file")
     summary = {
         "stores": len(items) - len(failed),
@@ -107,19 +106,13 @@ def _build(item: tuple[str, str | None]) -> Iterator[Row]:
     except (LockedError, StoreNotHereError):
         raise
     except DamageError as error:
-        yield ("refused", root, error.path, None, error.offset, None, error.what)
+        yield ("refused", root, error.path, None, error.offset, str(error), error.what)
     except StoreError as error:
-        yield ("refused", root, None, None, None, None, str(error))
+        yield ("refused", root, None, None, None, str(error), str(error))
     else:
         for file in built.files:
             yield ("file", root, file.name, file.entries, file.size, file.was, None)
         yield ("store", root, None, built.messages, None, None, None)
-
-
-def _error(path: str | None, offset: int | None, why: str) -> StoreError:
-    if path is None or offset is None:
-        return StoreError(why)
-    return DamageError(path, offset, why)
 
 
 def _leave(root: str, out: str) -> RebuildResult:

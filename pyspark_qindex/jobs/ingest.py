@@ -355,11 +355,9 @@ def _has_files(directory: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, and its rows: the new ones, or for Iceberg all. ``key`` tells rows apart. ``seen``:
-    figures of a batch."""
+    """A table, and its rows: the new ones, or for Iceberg all. ``seen``: figures of a batch."""
 
     name: str
-    key: tuple[str, ...]
     rows: DataFrame
     seen: Observation | None
 
@@ -387,21 +385,19 @@ class _Run:
             f.max("new").alias("example"),
         )
         text, data = f.col("text").alias("body"), f.col("data")
-        return self._table(self.name, _KINDS[self.name].key, rows, good, figures, (text, data))
+        return self._table(self.name, rows, good, figures, (text, data))
 
     def bad(self, until: str = "") -> _Table:
         """Return the table of what does not fit. ``until``: offsets up to which everything fits: it
         gets no rows, and no message is read."""
         bad = f.col("reason").isNotNull()
-        key = (*_KINDS[self.name].key, "reason")
         figures = (f.count_if(bad).alias("rows"),)
         columns = (f.col("body"), f.col("reason"))
-        return self._table(self.name + _BAD, key, self._rows(until), bad, figures, columns)
+        return self._table(self.name + _BAD, self._rows(until), bad, figures, columns)
 
     def _table(
         self,
         name: str,
-        key: tuple[str, ...],
         rows: DataFrame,
         chosen: Column,
         figures: tuple[Column, ...],
@@ -412,7 +408,7 @@ class _Run:
         rows = rows.observe(seen or name, *figures).where(chosen)
         day = f.to_date("time").alias("day")
         laid_out = rows.select(day, "store", *_KINDS[self.name].kept, "time", *columns)
-        return _Table(name, key, laid_out, seen)
+        return _Table(name, laid_out, seen)
 
     def _schema(self) -> StructType:
         return _struct(self.state.schemas[self.name])
@@ -541,7 +537,7 @@ def _sum(query: StreamingQuery) -> dict[str, Any]:
 def _merge_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
     """Add to each Iceberg table the rows that it does not have, in one commit; count them."""
     counts: dict[str, dict[str, Any]] = {}
-    for table in (table for run in runs for table in (run.good(), run.bad())):
+    for one, table in ((run, table) for run in runs for table in (run.good(), run.bad())):
         spark, place = table.rows.sparkSession, f"lake.db.{table.name}"
         if not spark.catalog.tableExists(place):
             empty = spark.createDataFrame([], table.rows.schema)
@@ -550,7 +546,8 @@ def _merge_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
             spark.sql(f"alter table {place} add columns ({column} {kind.simpleString()})")
         before = spark.table(place).count()
         table.rows.createOrReplaceTempView("ingested")
-        same = " and ".join(f"old.{name} <=> new.{name}" for name in table.key)
+        key = [*_KINDS[one.name].key, *(["reason"] if table.name.endswith(_BAD) else [])]
+        same = " and ".join(f"old.{name} <=> new.{name}" for name in key)
         spark.sql(
             f"merge into {place} as old using ingested as new on {same} "
             "when not matched then insert *"

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import time_ns
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -52,9 +52,6 @@ from rocketstore.layout import Paths
 from rocketstore.log.filler_format import is_filler
 from rocketstore.queues.offsets import int_table, load_json
 
-Direction = Literal["rocketmq", "qindex"]
-"""What messages are moved into."""
-
 MOVES: Final = table(
     "store string, queue string, seq_id bigint, status string, reason string, what string, "
     "target string, target_queue string, target_seq_id bigint, size bigint"
@@ -85,7 +82,7 @@ def migrate(
     paths: Sequence[str],
     out: str,
     *,
-    to: Direction | None = None,
+    to: str | None = None,
     sizes: dict[str, int] | None = None,
     mode: str = "permissive",
 ) -> Outcome:
@@ -104,8 +101,8 @@ def migrate(
     if len(kinds) > 1:
         raise UsageError("stores of both kinds: give the paths of one kind at a time")
     from_rocketmq = kinds.pop()
-    wanted: Direction = "qindex" if from_rocketmq else "rocketmq"
-    if to is not None and to not in get_args(Direction):
+    wanted = "qindex" if from_rocketmq else "rocketmq"
+    if to is not None and to not in ("rocketmq", "qindex"):
         raise UsageError(f"to must be rocketmq or qindex, not {to!r}")
     if to is not None and to != wanted:
         raise UsageError(f"to {to}: the stores are of that kind already")
