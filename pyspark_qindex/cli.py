@@ -234,10 +234,7 @@ def _check_master(master: str) -> None:
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
     """Keep what Java and Spark's processes write to standard error away from the terminal: what is
-    wrong is raised here as well. Progress and errors of ours go where they went before.
-
-    ``QINDEX_DEBUG=1`` lets all of it through.
-    """
+    wrong is raised here as well. ``QINDEX_DEBUG=1`` lets all of it through."""
     if os.environ.get("QINDEX_DEBUG"):
         yield
         return

@@ -1,9 +1,5 @@
-"""One line out of what Spark makes of an error.
-
-An error of ours that is raised in one of Spark's Python processes comes out as a page: the Java
-exception, a Python traceback in it, a Java stack trace after that. :func:`explain` finds the line
-in it that names the error.
-"""
+"""One line out of the page that Spark makes of an error: the Java exception, a Python traceback in
+it, a Java stack trace after that."""
 
 from __future__ import annotations
 

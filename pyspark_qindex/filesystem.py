@@ -2,8 +2,7 @@
 
 A local path is read as it is. For a remote path (``s3://bucket/backups``, ``memory://x``, ...) the
 parts of a file that are read are fetched into a copy in a temporary directory, once for each task.
-Directories are listed where they are, and tell the sizes of their files. The readers see paths
-below ``/``; errors and rows for users have the store's URL in front again.
+The readers see paths below ``/``; errors and rows for users have the store's URL in front again.
 """
 
 from __future__ import annotations

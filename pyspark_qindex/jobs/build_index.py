@@ -41,14 +41,12 @@ def build_index(
 ) -> Outcome:
     """Build ConsumeQueues and IndexFiles of all RocketMQ stores at or below ``paths``.
 
-    With ``install`` they replace the files of the store; otherwise they are left below ``out``
-    (one directory for each store), and the stores are not changed. A store whose log is damaged
-    (sound records follow a place without one, or a file is missing) is left as it is, and the
-    others go on. Tables: ``files`` (:data:`BUILT`), and ``refused``, with the reason, if any was.
+    With ``install`` they replace the files of the store; otherwise they are left below ``out``. A
+    store whose log is damaged is left as it is, and the others go on. Tables: ``files``
+    (:data:`BUILT`), and ``refused``, with the reason, if any was.
 
-    Raises :class:`LockedError`, with the pid, when a store is in use: then none is touched;
-    :class:`DamageError` when all stores are damaged; :class:`UsageError`, :class:`NotAStoreError`,
-    :class:`StorageError`.
+    Raises :class:`LockedError`, with the pid, when a store is in use: then none is touched; and
+    :class:`DamageError` when all stores are damaged.
     """
     if not install and out is None:
         raise UsageError("where to leave what is built? Without install, out is needed")

@@ -1,8 +1,5 @@
-"""The stores that a job is given, the tasks over them, and the names of the stores it makes.
-
-The items of tasks go to the executors inside the closure, a few hundred bytes for each; what they
-make comes back as a DataFrame, so that nothing but results reaches the driver.
-"""
+"""The stores that a job is given, the tasks over them, and the names of the stores it makes. Items
+of tasks go to the executors inside the closure; nothing but results reaches the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from rocketstore.layout import Paths
 from rocketstore.queues.offsets import ConsumerOffsets
 
 Row = tuple[Any, ...]
-Rows = Iterable[Row]
 
 _TASKS_PER_CORE: Final = 3
 _MOST_CORES: Final = 4096
@@ -47,7 +43,7 @@ def tasks_wanted(spark: SparkSession) -> int:
 
 
 def map_rows(
-    frame: DataFrame, work: Callable[[Iterator[dict[str, Any]]], Rows], table: Table
+    frame: DataFrame, work: Callable[[Iterator[dict[str, Any]]], Iterable[Row]], table: Table
 ) -> DataFrame:
     """Return the rows (tuples in the order of the table's columns) that ``work`` makes of those of
     ``frame``, once for each of its partitions; it takes them by the names of their columns."""
@@ -88,7 +84,7 @@ def _by_name(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 def run_tasks(
     spark: SparkSession,
     groups: Sequence[Sequence[Any]],
-    work: Callable[[Any], Rows],
+    work: Callable[[Any], Iterable[Row]],
     table: Table,
 ) -> DataFrame:
     """Call ``work`` for each item, one task a group, and return the rows of all. The work for an

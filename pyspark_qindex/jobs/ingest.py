@@ -90,8 +90,7 @@ _KEPT: Final = Record(
         "stores": ListOf(Row((_TEXT, _TEXT))),
     }
 )
-_KEPT_PROGRESS: Final = "100000"
-"""Batches of a run that are counted."""
+_COUNTED_BATCHES: Final = "100000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def lake_conf(kind: str, lake: str) -> dict[str, str]:
         )
     if kind == "iceberg":
         conf = {**conf, "spark.sql.catalog.lake.warehouse": lake}
-    return {**conf, "spark.sql.streaming.numRecentProgressUpdates": _KEPT_PROGRESS}
+    return {**conf, "spark.sql.streaming.numRecentProgressUpdates": _COUNTED_BATCHES}
 
 
 def ingest(spark: SparkSession, options: JobOptions) -> Outcome:

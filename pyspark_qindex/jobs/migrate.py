@@ -57,15 +57,13 @@ MOVES: Final = table(
     "target string, target_queue string, target_seq_id bigint, size bigint"
 )
 """``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of RocketMQ the physical offset.
-``what``: of a skipped one more about why, of a moved one what it lost. ``target``: the new store;
-``target_queue``, ``target_seq_id``: where in it (of RocketMQ the queue offset). ``size``: of the
-body, in bytes."""
+``what``: of a skipped one more about why, of a moved one what it lost. ``target_queue``,
+``target_seq_id``: where it is in the new store (of RocketMQ the queue offset)."""
 
 LEFT_BEHIND: Final = table("store string, queue string, seq_id bigint, what string, value string")
-"""``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of the message that it is about, if any.
-``what``: the name of a setting, with its ``value`` as JSON; ``damaged settings``, and why;
-``deliveries``, how many a message had; ``empty queue``, and its next seq_id; or ``consumer
-offset``, of a group."""
+"""``seq_id``: of the message that it is about, if any. ``what``: the name of a setting, with its
+``value`` as JSON; ``damaged settings``, and why; ``deliveries``, how many a message had; ``empty
+queue``, and its next seq_id; or ``consumer offset``, of a group."""
 _DAMAGED: Final = "damaged settings"
 
 _PLACE: Final = ("store", "queue", "seq_id", "priority")

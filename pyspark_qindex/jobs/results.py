@@ -57,13 +57,9 @@ _ROWS_ON_PAGE: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a command.
-
-    ``install``: for build-index, put the built files into the stores. ``mode``: of the sources.
-    ``top``: for stats, how many keys. For ingest, ``format``: of the tables; ``schema``: of the
-    bodies, empty for the kept or inferred one; ``batch``: messages of a batch. ``html``: the page
-    of a report.
-    """
+    """The options of a command. ``install``: for build-index. ``mode``: of the sources. ``top``:
+    keys that stats show. For ingest, ``format``: of the tables; ``schema``: of the bodies, empty
+    for the kept or inferred one; ``batch``: messages of a batch. ``html``: the page of a report."""
 
     paths: list[str]
     out: str

@@ -1,14 +1,13 @@
 """Queues: index entries and messages as Arrow batches, at one moment for each queue.
 
 Every queue is pinned by the plan (:mod:`qindex.recovery.point_in_time`). A segment file that the
-journal does not touch is as it was pinned for as long as it is there, so only the parts of a queue
-with segments that the journal touches need the journal. It goes along with the part. Where journals
-are too many for that (:data:`SHIPPED_BYTES`) the task pins anew, and leaves out messages published
-since. A message that is acknowledged between plan and read, and whose segment was deleted, is not
-returned.
+journal does not touch stays as it was pinned, so only parts with segments that it touches need the
+journal. It goes along with the part. Where journals are too many for that (:data:`SHIPPED_BYTES`)
+the task pins anew, and leaves out messages published since. A message that is acknowledged between
+plan and read, and whose segment was deleted, is not returned.
 
-Remote stores are backups, and do not change. Their queues are only listed by the plan: the tasks
-fetch the files that pinning needs, each for its own segments.
+Remote stores are backups, and do not change: the plan only lists them, and tasks fetch what pinning
+their own segments needs.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class QueuePart:
     """Segments ``numbers`` of one queue directory, ``low <= seq_id < high``.
 
     ``pinned``: the moment to show; ``None``: pin anew. ``head``: above every seq_id that the plan
-    saw in the queue. ``leads``: this part reports damage of the journal. ``weight``: bytes.
-    ``entry_count``: seq_ids a segment. ``listed``: of a queue that was only listed the segments
-    that have files; the part that leads reads those that the journal alone has, too.
+    saw. ``leads``: this part reports damage of the journal. ``listed``: of a queue that was only
+    listed the segments that have files; the part that leads reads those that the journal alone has,
+    too.
     """
 
     store: Store
@@ -93,16 +92,15 @@ class QueuePart:
     entry_count: int = 0
     listed: frozenset[int] | None = None
 
-    def wants(self, number: int) -> bool:
-        """Return whether a segment is this part's."""
-        if number in self.numbers:
-            return True
-        return self.leads and self.listed is not None and number not in self.listed
-
     def view(self) -> QueueView | None:
         """Look at the queue; ``None`` when it was deleted since the plan."""
-        fs = self.store.file_system()
+        fs, listed = self.store.file_system(), self.listed
         lock = LockWatch(fs, os.path.join(self.store.path, layout.LOCK))
+
+        def wants(number: int) -> bool:
+            rest = self.leads and listed is not None and number not in listed
+            return rest or number in self.numbers
+
         try:
             return QueueView(
                 fs,
@@ -111,7 +109,7 @@ class QueuePart:
                 priority=self.priority,
                 place=self.place,
                 pinned=self.pinned,
-                only=None if self.listed is None else self.wants,
+                only=None if listed is None else wants,
                 busy=lambda: self.rules.repeats_are_damage or lock.may_be_held(),
             )
         except FileNotFoundError:

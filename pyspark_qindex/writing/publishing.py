@@ -169,12 +169,9 @@ def _values(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class Progress:
-    """The latest batch of a query. ``files``: relative path and rows of each, in order.
-
-    ``done``: rows that are published durably. ``start``, ``rows``: seq_id and size of the step
-    that is being published, 0 rows when there is none. ``boot``: the run of the operating system
-    in which it was begun. ``finished``: all of the batch is published.
-    """
+    """The latest batch of a query. ``files``: relative path and rows of each. ``done``: rows that
+    are published durably. ``start``, ``rows``: seq_id and size of the step that is being published,
+    0 rows when there is none. ``boot``: the run of the operating system that began it."""
 
     query: str
     batch: int
