@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark_qindex
+from pyspark_qindex.cli import all_jobs
 from pyspark_qindex.errors import explain
-from pyspark_qindex.jobs.commands import JOBS
 from pyspark_qindex.jobs.report import data_directory
 from pyspark_qindex.jobs.results import JobOptions, claim, write_outcome
 from pyspark_qindex.sources import can_stream
@@ -66,13 +66,13 @@ def main(root: Path) -> None:
         ("build-index", [rocket], "build-index"),
         ("migrate", [rocket], "migrate"),
     ):
-        outcome = JOBS[name](spark, JobOptions([str(one) for one in paths], str(root / out)))
+        outcome = all_jobs()[name](spark, JobOptions([str(one) for one in paths], str(root / out)))
         assert not outcome.found, (name, outcome.summary)
         print(name, outcome.summary)
     html = str(root / "fleet.html")
     out = data_directory(html)
     claim(out)
-    outcome = JOBS["report"](spark, JobOptions([str(plain), str(rocket)], out, html=html))
+    outcome = all_jobs()["report"](spark, JobOptions([str(plain), str(rocket)], out, html=html))
     write_outcome("report", outcome, out)
     outcome.finish()
     assert Path(html).exists()

@@ -30,7 +30,8 @@ from tests.waiting import WAIT
 @pytest.fixture(scope="module")
 def driver(cluster: Cluster) -> Iterator[Driver]:
     """One for all tests of this file: its start, and its executors', cost more than they do."""
-    found = Driver(cluster.master)
+    # A task is tried again once: each test takes an executor away at most once.
+    found = Driver(cluster.master, "spark.task.maxFailures=2")
     yield found
     found.kill()
 

@@ -19,8 +19,7 @@ import pyarrow as pa
 from pyarrow.parquet import read_table, write_table
 
 import qindex
-from pyspark_qindex.cli import JOB_NAMES
-from pyspark_qindex.jobs.commands import JOBS
+from pyspark_qindex.cli import JOB_NAMES, all_jobs
 from qindex.format import layout
 from tests.cli.support import Result, run
 from tests.spark.faults import FAULTS
@@ -48,7 +47,7 @@ def complaint(result: Result, code: int = 2) -> str:
 
 
 def test_every_job_has_its_name() -> None:
-    assert tuple(JOBS) == JOB_NAMES
+    assert tuple(all_jobs()) == JOB_NAMES
 
 
 def test_audit_of_a_damaged_fleet(tmp_path: Path) -> None:
