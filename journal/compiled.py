@@ -42,6 +42,8 @@ MODULES = (
     "qindex.index.queue_index",
     "qindex.queue.run_clock",
     "qindex.queue.wake_ups",
+    "qindex.queue.notes.entry_note",
+    "qindex.queue.notes.leases",
     "qindex.queue.notes.delays",
     "qindex.queue.state",
     "qindex.queue.flushing",

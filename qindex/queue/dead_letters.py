@@ -200,7 +200,7 @@ class DeadLetters:
         state.tally.given_up["expired"] += 1
         state.went_out(1, entry.size)
         if entry.stored:
-            state.stored_out[seq] = entry.msg_id
+            state.note(seq).msg_id = entry.msg_id
         self._let_wait(seq, entry.message, "expired")
         state.index.handed_out()
 
@@ -211,7 +211,11 @@ class DeadLetters:
             self.state.to_move = True
         else:
             self._postponed.add(seq, reason)
-            self.state.stored_out.pop(seq, None)  # noted again when it is read again
+            note = self.state.noted.get(seq)
+            if note is not None:
+                note.msg_id = None  # noted again when it is read again
+                if note.deliveries < 0 and not note.due:
+                    del self.state.noted[seq]
 
     def _keeps_in_memory(self, message: Message) -> bool:
         """Return whether a message may wait as it is. Lock held."""
@@ -380,7 +384,7 @@ class DeadLetters:
         state = self.state
         with state.lock, state, state.index.poison.whole():
             state.index.end_move(np.array(seqs, np.int64))
-            if state.nacked_at or state.settled.waiting or state.stored_out:
+            if state.noted or state.settled.waiting:
                 state.forget(seqs)
 
     def drop_all(self, seqs: Sequence[int]) -> None:
@@ -395,8 +399,7 @@ class DeadLetters:
                 stored += index.stored_ids(segment, np.array([seq - segment.base]))
             index.drop(np.array(seqs, np.int64))
             for seq in seqs:
-                state.returns.pop(seq, None)
-                state.nacked_at.pop(seq, None)
+                state.noted.pop(seq, None)
             state.count_ready_bytes()
             state.release(stored)
 
@@ -429,7 +432,7 @@ class DeadLetters:
             return Message(body, timestamp=extra)
         entry = self.reader.with_message(extra)
         if entry.stored:
-            self.state.stored_out[seq] = entry.msg_id
+            self.state.note(seq).msg_id = entry.msg_id
         if entry.message is None:
             path, offset = self.reader.set_aside(seq, entry)
             what = "%s: at offset %d: not moved, for it is damaged: %s"

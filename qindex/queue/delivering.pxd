@@ -17,5 +17,5 @@ cdef class Deliverer:
     cdef public object _letters, _owed, _reader
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead, window=Window,
-                   at=Py_ssize_t, seq=Py_ssize_t, given=Delivery, again=bint)
+                   at=Py_ssize_t, seq=Py_ssize_t, given=Delivery, again=bint, noted=bint)
     cpdef Delivery get(self, object lease=*, bint waits=*)

@@ -114,7 +114,7 @@ class Deliverer:
                 given._extra = extra
                 if again:
                     state.tally.again += 1
-                noted = state.watched or state.returns or lease is not None
+                noted = state.watched or state.noted or lease is not None
                 if noted and not self._hand_out(given, lease):
                     index.handed_out()
                     continue
@@ -256,10 +256,8 @@ class Deliverer:
         """Take the first message that was given back, or that was delayed and is due."""
         state = self.state
         seq, body, extra = state.index.ahead.take_returned()
-        if state.later is not None and seq in state.later.dues:
+        if self._was_due(seq):
             state.index.release(seq)
-            # Its ack has something to forget.
-            state.nacked_at.setdefault(seq, 0)
         return seq, body, extra
 
     def _deliver(
@@ -292,26 +290,20 @@ class Deliverer:
         state.went_out(1, len(delivery.body))
         # That a message with a count was delivered may be missing from the journal: damage took it,
         # or there was no room for it.
-        if delivery.redelivered or (state.returns and seq in state.returns):
-            before = state.returns.get(seq, 1)
+        note = state.noted.get(seq)
+        before = -1 if note is None else note.deliveries
+        if delivery.redelivered or before >= 0:
+            before = before if before >= 0 else 1
             if state.delivery_limit and before >= state.delivery_limit:
                 delivery._queue = None
                 self._letters.withhold(seq, delivery.message)
                 return False
             delivery._count = before + 1
             if state.counts is not None:
-                self._note_count(seq, before + 1)
+                state.counts.note(seq, before + 1)
         if lease is not None:
             self._settler.lend(delivery, delivery.delivery_count, lease, delivery)
         return True
-
-    def _note_count(self, seq: int, count: int) -> None:
-        """Note a delivery for the next run, before the message is handed out."""
-        state = self.state
-        assert state.counts is not None
-        state.returns[seq] = count
-        state.nacked_at.setdefault(seq, 0)
-        state.counts.note(seq, count, state.returns)
 
     def _admit(self, seq: int, extra: int | Entry) -> Entry | None:
         """See to an entry that is not plain: ``None`` when it had expired and was dropped, or is
@@ -331,12 +323,13 @@ class Deliverer:
                 self.state.delays().hold_again(seq, due)
                 return None
         if entry.stored and entry.message is not None:
-            self.state.stored_out[seq] = entry.msg_id
+            self.state.note(seq).msg_id = entry.msg_id
         return entry
 
     def _was_due(self, seq: int) -> bool:
-        later = self.state.later
-        return later is not None and seq in later.dues
+        """Return whether a message was delayed, and its time has come."""
+        note = self.state.noted.get(seq)
+        return note is not None and note.due > 0
 
     def _damage_of(self, seq: int, body: bytes, entry: Entry) -> StoreError:
         """Set a damaged entry aside, and drop it; return the error to be raised. Where that is not
@@ -430,7 +423,8 @@ class Deliverer:
         ]
         part = slice(at, at + len(taken))
         seqs = window.seqs[part]
-        state.stored_out.update(zip(seqs, (entry.msg_id for entry in taken), strict=True))
+        for seq, entry in zip(seqs, taken, strict=True):
+            state.note(seq).msg_id = entry.msg_id
         state.index.ahead.at = part.stop
         bodies = [message.body for message in messages]
         batch._extend(seqs, bodies, window.states[part], taken)
@@ -475,7 +469,7 @@ class Deliverer:
         if state.limits is not None:
             state.went_out(len(batch), sum(map(len, batch.bodies)))
         withheld = False
-        if state.watched or state.returns or lease is not None:
+        if state.watched or state.noted or lease is not None:
             withheld = self._hand_out_all(batch, lease)
         index.handed_out()
         return withheld
@@ -485,19 +479,21 @@ class Deliverer:
         delivered too often, and were taken out of it. Lock held."""
         state = self.state
         again: dict[int, int] = {}
-        known = state.returns
-        counted = DELIVERED in batch._states or not known.keys().isdisjoint(batch._seqs)
-        for delivery in batch if counted else ():
-            if not delivery.redelivered and delivery.seq_id not in known:
-                continue
-            before = state.returns.get(delivery.seq_id, 1)
+        counted = DELIVERED in batch._states or not state.noted.keys().isdisjoint(batch._seqs)
+        for at, seq in enumerate(batch._seqs if counted else ()):
+            note = state.noted.get(seq)
+            before = -1 if note is None else note.deliveries
+            if before < 0:
+                if batch._states[at] != DELIVERED:
+                    continue
+                before = 1
             if state.delivery_limit and before >= state.delivery_limit:
-                self._letters.withhold(delivery.seq_id, delivery.message)
-                again[delivery.seq_id] = 0
+                self._letters.withhold(seq, batch[at].message)
+                again[seq] = 0
                 continue
-            again[delivery.seq_id] = before + 1
+            again[seq] = before + 1
             if state.counts is not None:
-                self._note_count(delivery.seq_id, before + 1)
+                state.counts.note(seq, before + 1)
         batch._set_counts(again)
         if lease is not None:
             for delivery in batch:
@@ -641,7 +637,6 @@ class Deliverer:
             if 0 <= seq < index.next_seq and seq // index.entry_count in index.segments:
                 if state.later is not None and index.is_held(seq):
                     state.later.take(seq)
-                    state.nacked_at.setdefault(seq, 0)
                 if index.state_of(seq) in (PUBLISHED, DELIVERED):
                     given = self._take_one(seq, waits, lease)
         self._letters.move_waiting(waits)

@@ -81,10 +81,8 @@ class MessageReader:
         state.index.drop(np.array([seq]))
         state.went_out(1, entry.size)
         if entry.stored:
-            state.stored_out.pop(seq, None)
-            state.release([entry.msg_id])
-        if seq in state.returns:
-            state.forget((seq,))
+            state.note(seq).msg_id = entry.msg_id
+        state.forget((seq,))
 
     def drop_damaged(self, seq: int, entry: Entry) -> DamageError:
         """Set a damaged entry aside, report it, and drop it; return the error to be raised."""

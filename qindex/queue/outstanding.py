@@ -44,7 +44,7 @@ class Outstanding:
         """Acknowledge entries that are out, or being moved. Lock held."""
         state = self.state
         state.index.acknowledge_many(seqs)
-        if state.nacked_at or state.settled.waiting or state.stored_out:
+        if state.noted or state.settled.waiting:
             state.forget(seqs if isinstance(seqs, range) else seqs.tolist())
 
     def seq_ids_of(self, deliveries: Iterable[Delivery]) -> Seqs:
@@ -56,12 +56,14 @@ class Outstanding:
         index = state.index
         if isinstance(deliveries, Batch) and deliveries._queue is self.owner:
             seqs = seqs_of(deliveries)
-            if state.nacked_at:
-                for delivery in deliveries:
-                    self.check_taken(delivery)
+            if state.noted:
+                for at, seq in enumerate(deliveries._seqs):
+                    note = state.noted.get(seq)
+                    if note is not None and note.nacked_at > deliveries._taken:
+                        raise self.not_ours(deliveries[at])
         else:
             deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
-            if state.nacked_at or not self._are_ours(deliveries):
+            if state.noted or not self._are_ours(deliveries):
                 for at, delivery in enumerate(deliveries):
                     if not isinstance(delivery, Delivery):
                         raise no_delivery(delivery, at, len(deliveries))
@@ -109,13 +111,16 @@ class Outstanding:
         if segment is None:
             return False
         states, rel = segment.states, seq_id - segment.base
-        is_out = rel < len(states) and states[rel] == OUT
-        return is_out and (taken is None or state.nacked_at.get(seq_id, 0) <= taken)
+        if rel >= len(states) or states[rel] != OUT:
+            return False
+        note = state.noted.get(seq_id)
+        return taken is None or note is None or note.nacked_at <= taken
 
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
         """Return whether the lease of an entry has run out that a batch took when ``taken``
         messages had been given back."""
-        return self.state.lapsed_at.get(seq_id - self.state.base, -1) > taken
+        note = self.state.noted.get(seq_id - self.state.base)
+        return note is not None and note.lapsed_at > taken
 
     def not_ours(self, delivery: Delivery) -> StoreError:
         """Say why this delivery can't be settled by this queue."""

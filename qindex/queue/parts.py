@@ -163,7 +163,8 @@ class QueueParts:
             returned = index.ahead.returned
             index.ahead.forget(0)
             for seq in returned:
-                state.stored_out.pop(seq, None)
+                if seq in state.noted:
+                    state.noted[seq].msg_id = None
             in_use = state.messages is not None and state.messages.in_use
             stored: list[bytes] | None = [] if in_use else None
             with index.poison.whole():
@@ -175,11 +176,11 @@ class QueueParts:
                     state.count_ready_bytes()
                     state.room.notify_all()
                 # Delayed messages that had come back are not among those that were read.
-                noted = np.array(list(state.returns), np.int64)
+                noted = np.array(list(state.noted), np.int64)
                 gone = noted[~index.are_there(noted)].tolist()
                 for seq in gone:
-                    state.stored_out.pop(seq, None)  # its reference was released above
-                state.forget({*returned, *gone})
+                    state.noted[seq].msg_id = None  # its reference was released above
+                state.forget(gone)
                 if state.later is not None:
                     state.later.clear()
                 index.ahead.forget(index.next_seq)

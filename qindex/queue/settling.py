@@ -73,13 +73,13 @@ class Settler:
             if owner is not self:
                 raise outstanding.not_ours(delivery)
             seq = given.seq_id - state.base
-            if state.nacked_at:
+            if state.noted:
                 outstanding.check_taken(delivery)
             index = state.index
             if not index.acknowledge(seq):
                 raise outstanding.not_ours(delivery)
             given._queue = None
-            if state.nacked_at or state.stored_out or state.settled.waiting:
+            if state.noted or state.settled.waiting:
                 state.forget((seq,))
             if not seq & state.check_mask or index.journal.in_reserve:
                 self._flusher.tick(waits)
@@ -136,7 +136,7 @@ class Settler:
             state.take()
             if delivery._queue is not self:
                 raise self.outstanding.not_ours(delivery)
-            if state.nacked_at:
+            if state.noted:
                 self.outstanding.check_taken(delivery)
             if not state.index.begin_move(delivery.seq_id - state.base):
                 raise self.outstanding.not_ours(delivery)
@@ -265,7 +265,7 @@ class Settler:
             index.ahead.unread(seq_id)
             self.letters.reader.drop(seq_id, entry)
             if later is not None and entry.message is not None:
-                later.cancelled(seq_id, due_of(entry.message.headers))
+                later.cancelled(due_of(entry.message.headers))
             self._flusher.tick(waits)
         if waits and state.sync_each:
             state.sync_journal()
@@ -303,9 +303,9 @@ class Settler:
         again once it is ``due``. Without ``counts`` its last delivery is not among these, and its
         limit does not matter. Lock held."""
         state = self.state
-        state.leases.drop(seq)
-        if state.counts is not None:
-            state.counts.forgiven.discard(seq)
+        note = state.note(seq)
+        note.lease = None
+        note.forgiven = False
         if counts and state.delivery_limit and count >= state.delivery_limit:
             message = Message(body, timestamp=extra) if isinstance(extra, int) else extra.message
             assert message is not None
@@ -315,15 +315,16 @@ class Settler:
             index = state.index
             index.requeue(seq)
             if due and state.later is not None:
+                note.due = 0
                 state.later.hold_again(seq, due)
             else:
                 state.give_back(seq, body, extra)
-            state.nacked_at[seq] = index.nacks
-            state.returns[seq] = count
+            note.nacked_at = index.nacks
+            note.deliveries = count
             if state.limits is not None:
                 state.limits.bytes += len(body)
             if not counts and state.counts is not None:
-                state.counts.forgive(seq, count, state.returns)
+                state.counts.note(seq, count)
         if state.settled.waiting:
             state.settled.notify_all()
         if state.arrived.waiting and not due:
@@ -339,10 +340,8 @@ class Settler:
                 return
             for delivery in deliveries:
                 seq, before = delivery.seq_id - state.base, delivery.delivery_count - 1
-                state.returns[seq] = before
-                counts.forgiven.add(seq)
-                state.nacked_at.setdefault(seq, 0)
-                counts.forgive(seq, before, state.returns)
+                state.note(seq).forgiven = True
+                counts.note(seq, before)
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
         """Take back the deliveries that are not settled, each to its place; they do not count."""
@@ -360,8 +359,9 @@ class Settler:
         state = self.state
         seq = delivery.seq_id
         ends = monotonic() + seconds
-        state.leases.add(Lease(ends, seq, delivery.body, delivery._extra, count, holder))
-        state.nacked_at.setdefault(seq, 0)
+        lease = Lease(ends, seq, delivery.body, delivery._extra, count, holder)
+        state.note(seq).lease = lease
+        state.leases.add(lease)
         state.alarm.set(self, ends)
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
@@ -370,15 +370,17 @@ class Settler:
         with self.state.lock, self.state as state:
             self.outstanding.seq_ids_of([delivery])
             seq = delivery.seq_id - state.base
-            there = state.leases.end_of(seq)
-            if there is None:
+            note = state.noted.get(seq)
+            lease = None if note is None else note.lease
+            if lease is None:
                 raise UsageError(f"delivery of seq_id {delivery.seq_id} has no lease")
-            if ends < there:
+            if ends < lease.ends:
                 raise UsageError(
-                    f"the lease of seq_id {delivery.seq_id} has {there - monotonic():.3f} seconds "
-                    f"left; {seconds!r} would shorten it"
+                    f"the lease of seq_id {delivery.seq_id} has {lease.ends - monotonic():.3f} "
+                    f"seconds left; {seconds!r} would shorten it"
                 )
-            state.leases.extend(seq, ends)
+            lease.ends = ends
+            state.leases.add(lease)
             state.alarm.set(self, ends)
 
     def on_alarm(self) -> None:
@@ -408,4 +410,6 @@ class Settler:
             if settings.backoff is not None and not is_last:
                 due = self._back_off(seq, settings.backoff, lease.count)
             self.come_back(seq, lease.body, lease.extra, lease.count, due)
-            self.state.lapsed_at[seq] = self.state.index.nacks
+            note = self.state.noted.get(seq)
+            if note is not None:
+                note.lapsed_at = self.state.index.nacks

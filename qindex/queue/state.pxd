@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from journal.locks.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
 from qindex.queue.notes.delays cimport DueTimes
+from qindex.queue.notes.entry_note cimport EntryNote
 from qindex.queue.wake_ups cimport Bell
 
 
@@ -15,7 +16,7 @@ cdef class QueueState:
     cdef public uint64_t id_high
     cdef public Py_ssize_t base
     cdef public bint draining, sync_each, to_move, watched
-    cdef public dict lapsed_at, nacked_at, returns, stored_out
+    cdef public dict noted
     cdef public PatientLock lock
     cdef public bytes middle
     cdef public tuple noted_as, tails
@@ -29,4 +30,6 @@ cdef class QueueState:
     cpdef int leave(self, error) except -1
     @cython.locals(index=QueueIndex)
     cpdef int admit(self, Py_ssize_t seq, int64_t due) except -1
+    @cython.locals(note=EntryNote)
+    cpdef EntryNote note(self, object seq)
     cpdef int count_moved(self, Py_ssize_t seq) except -1

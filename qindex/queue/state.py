@@ -24,6 +24,7 @@ from qindex.options import Options
 from qindex.queue.limits import Limits
 from qindex.queue.notes.delays import DueTimes
 from qindex.queue.notes.delivery_counts import DeliveryCounts
+from qindex.queue.notes.entry_note import EntryNote
 from qindex.queue.notes.leases import Leases
 from qindex.queue.notes.unique_keys import UniqueKeys
 from qindex.queue.stats import Tally
@@ -61,7 +62,6 @@ class QueueState:
         "id_high",
         "index",
         "keys",
-        "lapsed_at",
         "later",
         "leases",
         "levels",
@@ -72,16 +72,14 @@ class QueueState:
         "middle",
         "most_embedded",
         "most_plain",
-        "nacked_at",
         "name",
+        "noted",
         "noted_as",
         "options",
         "properties",
-        "returns",
         "room",
         "settings",
         "settled",
-        "stored_out",
         "sync_each",
         "tails",
         "tally",
@@ -148,15 +146,10 @@ class QueueState:
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self.id_high: int = int.from_bytes(os.urandom(8), "big")
         self.first_seq: int = index.next_seq
-        # The number of the nack that gave an entry back, until it is acknowledged. It tells an
-        # older batch that the entry is not its own any more. 0: the entry was not given back, but
-        # its ack has something else to do (a lease, a count).
-        self.nacked_at: dict[int, int] = {}
-        # The number of the nack at which an entry's lease ran out, until it is acknowledged.
-        self.lapsed_at: dict[int, int] = {}
-        # Message ids of delivered messages that are in the message store, until the ack.
-        self.stored_out: dict[int, bytes] = {}
-        self.leases: Leases = Leases()
+        # Notes on entries that are not acknowledged, by seq_id. The ack of an entry looks for its
+        # note only if there are any.
+        self.noted: dict[int, EntryNote] = {}
+        self.leases: Leases = Leases(self.noted)
         # The delayed messages, from the first one on.
         self.later: DueTimes | None = None
         # The unique keys, likewise.
@@ -171,8 +164,6 @@ class QueueState:
                 most = plain_body_size(options.embed_below - 1)
                 self.most_embedded = min(self.most_embedded, most)
         self.limits: Limits | None = None if beside is None else beside.limits
-        # How often messages that came back were delivered before.
-        self.returns: dict[int, int] = {}
         self.counts: DeliveryCounts | None = None
         self._work_by(settings)
 
@@ -197,11 +188,7 @@ class QueueState:
         if settings.delivery_limit is None:
             counts = None
         elif counts is None:
-            counts = DeliveryCounts(self.index.fs, self.index.directory)
-            self.returns = {**counts.loaded, **self.returns}
-            # The ack of one of them then takes the path that looks at these notes.
-            for seq in self.returns:
-                self.nacked_at.setdefault(seq, 0)
+            counts = DeliveryCounts(self.index.fs, self.index.directory, self.noted)
         limits = self.limits
         limited = settings.max_length is not None or settings.max_bytes is not None
         if limits is not None:
@@ -445,6 +432,13 @@ class QueueState:
 
     # -- notes on entries beside the index --------------------------------------------------------
 
+    def note(self, seq: int) -> EntryNote:
+        """Return the note on an entry, which is made if there is none. Lock held."""
+        note = self.noted.get(seq)
+        if note is None:
+            note = self.noted[seq] = EntryNote()
+        return note
+
     def release(self, msg_ids: Iterable[bytes]) -> None:
         """Take this queue's references to messages in the message store back. Their acks are in
         the journal; the store asks for their sync before it deletes anything."""
@@ -462,8 +456,9 @@ class QueueState:
     def count_moved(self, seq: int) -> None:
         """Count a message as gone that is acknowledged later. Lock held."""
         self.index.count_moved(1)
-        if self.nacked_at:
-            self.leases.drop(seq)
+        note = self.noted.get(seq)
+        if note is not None:
+            note.lease = None
         if self.settled.waiting:
             self.settled.notify_all()
 
@@ -471,21 +466,14 @@ class QueueState:
         """Drop the notes on acknowledged entries, take their references from the message store, and
         wake the waiters for acks. Lock held."""
         stored = []
-        counts, later = self.counts, self.later
         for seq in seqs:
-            if later is not None:
-                later.dues.pop(seq, None)
-            self.nacked_at.pop(seq, None)
-            self.lapsed_at.pop(seq, None)
-            self.leases.drop(seq)
-            returned = self.returns.pop(seq, None) is not None
-            if counts is not None:
-                counts.forgiven.discard(seq)
-                if returned:
-                    counts.note(seq, 0, self.returns)
-            msg_id = self.stored_out.pop(seq, None)
-            if msg_id is not None:
-                stored.append(msg_id)
+            note = self.noted.pop(seq, None)
+            if note is None:
+                continue
+            if note.msg_id is not None:
+                stored.append(note.msg_id)
+            if self.counts is not None and note.deliveries >= 0:
+                self.counts.note(seq, None)
         if stored:
             self.release(stored)
         if self.settled.waiting:
@@ -511,9 +499,10 @@ class QueueState:
         takes them back, and no consumer lost or refused them. Lock held."""
         if self.counts is not None:
             for seq in self.index.outstanding_up_to(self.index.next_seq).tolist():
-                if seq not in self.counts.forgiven:
-                    self.returns[seq] = self.returns.get(seq, 1) - 1
-            self.counts.rewrite(self.returns)
+                note = self.note(seq)
+                if not note.forgiven:
+                    note.deliveries = (note.deliveries if note.deliveries >= 0 else 1) - 1
+            self.counts.rewrite()
 
     # -- durability -----------------------------------------------------------------------------
 

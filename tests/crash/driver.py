@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -669,7 +669,8 @@ class Driver:
             one.delivered = True
         self.books[name].changed()
         for lease in queue._parts.state.leases.due(1e12):
-            queue._parts.state.leases.add(replace(lease, ends=0.0))
+            lease.ends = 0.0
+            queue._parts.state.leases.add(lease)
         queue._settler.on_alarm()
         self._note()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from qindex.queue.notes.delivery_counts import (
     pack_count,
     unpack_counts,
 )
+from qindex.queue.notes.entry_note import EntryNote
 from qindex.queue.queue import take_last
 from tests.qindex.support import copy_live, open_quietly, queue_directory
 
@@ -141,20 +143,31 @@ def test_torn_and_damaged_records(tmp_path: Path) -> None:
             ][cut // RECORD_SIZE]
         )
     (tmp_path / "qindex.deliveries").write_bytes(whole[:-3])
-    counts = DeliveryCounts(REAL, str(tmp_path))
-    assert counts.loaded == {1: 2, 2: 3}
-    counts.note(7, 2, counts.loaded)
-    assert DeliveryCounts(REAL, str(tmp_path)).loaded == {1: 2, 2: 3, 7: 2}
+    noted, counts = opened(tmp_path)
+    assert counted(noted) == {1: 2, 2: 3}
+    counts.note(7, 2)
+    assert counted(opened(tmp_path)[0]) == {1: 2, 2: 3, 7: 2}
+
+
+def opened(directory: Path) -> tuple[dict[int, EntryNote], DeliveryCounts]:
+    noted: dict[int, EntryNote] = {}
+    return noted, DeliveryCounts(REAL, str(directory), noted)
+
+
+def counted(noted: Mapping[int, EntryNote]) -> dict[int, int]:
+    return {seq: note.deliveries for seq, note in noted.items()}
 
 
 def test_the_file_is_written_anew_when_it_has_grown(tmp_path: Path) -> None:
-    counts = DeliveryCounts(REAL, str(tmp_path))
-    for number in range(20_000):
-        counts.note(number, 2, {number: 2})
-        counts.note(number, 0, {8999: 2})
+    noted, counts = opened(tmp_path)
+    counts.note(8999, 2)
+    for number in range(9000, 29_000):
+        counts.note(number, 2)
+        del noted[number]
+        counts.note(number, None)
     size = (tmp_path / "qindex.deliveries").stat().st_size
     assert size <= RECORD_SIZE * 4100
-    assert DeliveryCounts(REAL, str(tmp_path)).loaded in ({}, {8999: 2})
+    assert counted(opened(tmp_path)[0]) == {8999: 2}
 
 
 def test_a_disk_that_is_full_costs_a_delivery_no_more(

@@ -10,6 +10,7 @@ import pytest
 
 import qindex
 from qindex.format.entries import Entry
+from qindex.queue.notes.entry_note import EntryNote
 from qindex.queue.notes.leases import Lease, Leases
 from tests.qindex.support import WAIT, open_quietly
 
@@ -43,7 +44,7 @@ def test_it_comes_back_to_its_place(tmp_path: Path, background: bool) -> None:
         again.ack()
         second.ack()
         assert queue.stats().unacked == 0
-        assert not queue._parts.state.leases
+        assert not queue._parts.state.noted
 
 
 def test_it_is_woken_in_order(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_settled_in_time(tmp_path: Path) -> None:
         batch = queue.get_many(2, lease=SHORT)
         queue.ack_many(batch)
         take(queue, lease=SHORT).nack()
-        assert not queue._parts.state.leases
+        assert all(note.lease is None for note in queue._parts.state.noted.values())
         kept = take(queue)  # without a lease now
         threading.Event().wait(3 * SHORT)
         assert not kept.settled
@@ -166,15 +167,21 @@ def test_leases_end_with_the_engine(tmp_path: Path) -> None:
 
 
 def test_times_that_no_longer_hold_are_forgotten() -> None:
-    leases = Leases()
+    noted: dict[int, EntryNote] = {}
+    leases = Leases(noted)
     nobody = Entry(b"", 0, 0, None)
     for number in range(10_000):
-        leases.add(Lease(1e6 + number, number, b"", nobody, 1, None))
-        leases.drop(number)
-    assert not leases
+        noted[number] = EntryNote()
+        noted[number].lease = lease = Lease(1e6 + number, number, b"", nobody, 1, None)
+        leases.add(lease)
+        del noted[number]
     assert len(leases._times) < 2000
-    leases.add(Lease(5.0, 1, b"", nobody, 1, None))
-    assert leases.extend(1, 7.0)
+    assert leases.next_end() is None
+    noted[1] = EntryNote()
+    noted[1].lease = lease = Lease(5.0, 1, b"", nobody, 1, None)
+    leases.add(lease)
+    lease.ends = 7.0
+    leases.add(lease)
     assert leases.due(6.0) == []
     assert [one.seq_id for one in leases.due(7.0)] == [1]
     assert leases.next_end() is None

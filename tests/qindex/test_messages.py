@@ -174,7 +174,7 @@ def test_expired_messages_are_given_back(tmp_path: Path) -> None:
         assert assert_counts(engine) == 1
         given.ack()
         assert assert_counts(engine) == 0
-        assert not queue._parts.state.stored_out
+        assert not queue._parts.state.noted
 
 
 def test_purge_gives_back_what_it_drops(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_nor_after_a_kill(tmp_path: Path, given_back: bool) -> None:
         assert [one.delivery_count for one in queue.get_many(2)] == [2, 1]
         engine.queue("q").ack_up_to(1)
     with open_quietly(killed) as engine:
-        assert engine.queue("q")._parts.state.returns == {}
+        assert engine.queue("q")._parts.state.noted == {}
 
 
 def test_the_file_that_is_written_anew_keeps_it(

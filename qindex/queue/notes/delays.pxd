@@ -10,7 +10,6 @@ cdef class DueTimes:
     cdef public object _state, _file
     cdef public list _waiting, _due, _unnoted
     cdef public set _noted
-    cdef public dict dues
     cdef public Py_ssize_t _gone
     cdef public int64_t _now, _alarm_at
     cdef QueueIndex _index

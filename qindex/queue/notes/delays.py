@@ -33,6 +33,7 @@ from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import OUT
 from qindex.queue import run_clock
+from qindex.queue.notes.entry_note import EntryNote
 from qindex.queue.notes.notes_file import NotesFile
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import Bell
@@ -104,6 +105,10 @@ class Delaying(Protocol):
     alarm: Alarm
     arrived: Bell
     lock: PatientLock
+    noted: dict[int, EntryNote]
+
+    def note(self, seq: int) -> EntryNote:
+        """Return the note on an entry, which is made if there is none."""
 
     def __enter__(self) -> object:
         """Begin a critical section, with the lock held."""
@@ -121,7 +126,7 @@ class Delaying(Protocol):
 class DueTimes:
     """The delayed messages of one queue, whose lock is held for every call.
 
-    ``dues``: due times of messages that were due and are with consumers.
+    The notes of messages that were due and are with consumers have their due times.
     """
 
     def __init__(self, state: Delaying) -> None:
@@ -136,7 +141,6 @@ class DueTimes:
         self._unnoted: list[int] = []
         # Messages that have a later due time in the file.
         self._noted: set[int] = set()
-        self.dues: dict[int, int] = {}
         self._now = 0
         self._alarm_at = 0
         lost = "a message that was given back with a delay may be due at once"
@@ -181,13 +185,11 @@ class DueTimes:
 
     def hold_again(self, seq: int, due: int) -> None:
         """Delay an entry that came back, or of which the file says nothing."""
-        self.dues.pop(seq, None)
         self._wait(seq, due)
 
-    def cancelled(self, seq: int, due: int) -> None:
+    def cancelled(self, due: int) -> None:
         """Take note that a message, which was published with this due time, was dropped before it
         was delivered."""
-        self.dues.pop(seq, None)
         if due > self._now:
             self._gone += 1
 
@@ -200,18 +202,13 @@ class DueTimes:
             for key in [each for each in keys if each & SEQ == seq]:
                 keys.remove(key)
                 heapify(keys)
-                self.dues[seq] = key >> SHIFT
+                self._state.note(seq).due = key >> SHIFT
         self._index.release(seq)
 
     def clear(self) -> None:
         """Forget all messages but those with consumers: the queue was purged."""
-        self.dues = self._out()
         self._waiting, self._due, self._gone = [], [], 0
         self._forget_unnoted()
-
-    def _out(self) -> dict[int, int]:
-        index = self._index
-        return {seq: due for seq, due in self.dues.items() if index.state_of(seq) == OUT}
 
     # -- due ------------------------------------------------------------------------------------
 
@@ -246,12 +243,14 @@ class DueTimes:
         seq = key & SEQ
         body, extra = index.read_held(seq)
         heappop(self._due)
-        self.dues[seq] = key >> SHIFT
+        self._state.note(seq).due = key >> SHIFT
         index.ahead.staged = seq, body, extra
 
     def give_back(self, seq: int, extra: int | Entry) -> bool:
         """Take a message back that was due; False if it was not delayed."""
-        due = self.dues.pop(seq, 0)
+        note, due = self._state.noted.get(seq), 0
+        if note is not None:
+            due, note.due = note.due, 0
         if not due and isinstance(extra, Entry) and extra.message is not None:
             # It was out as a call was cut short, and the file had nothing of it yet.
             due = due_of(extra.message.headers)
@@ -295,7 +294,7 @@ class DueTimes:
     def note(self, seq: int, due: int) -> None:
         """Write the due time of a message that is given back. Raises :class:`StorageError`;
         nothing has changed then."""
-        if self._file.records > 2 * (len(self._waiting) + len(self.dues)) + _MOST_SPARE:
+        if self._file.records > 2 * (len(self._waiting) + len(self._state.noted)) + _MOST_SPARE:
             self._rewrite()
         self._file.append(pack_note(seq, due))
         if self._unnoted:
@@ -329,9 +328,9 @@ class DueTimes:
         self._file.sync()
 
     def _rewrite(self, *, closed: bool = False) -> None:
-        dues, seqs = _split(self._waiting + self._due)
-        seqs = np.concatenate((seqs, np.array(list(self.dues), np.int64)))
-        dues = np.concatenate((dues, np.array(list(self.dues.values()), np.int64)))
+        noted = self._state.noted.items()
+        out = [make_key(note.due, seq) for seq, note in noted if note.due]
+        dues, seqs = _split(self._waiting + self._due + out)
         there = self._index.are_there(seqs)
         self._file.rewrite(seqs[there], dues[there], closed=closed)
         self._forget_unnoted()
@@ -344,6 +343,9 @@ class DueTimes:
         found, closed = self._file.read()
         self._waiting, self._due, self._gone = [], [], 0
         self._forget_unnoted()
+        for seq, note in self._state.noted.items():
+            if note.due and index.state_of(seq) != OUT:
+                note.due = 0
         index.release_all()
         seqs, dues = found.seq_ids, found.values
         if not closed:
@@ -358,8 +360,9 @@ class DueTimes:
         held = index.hold_many(seqs)
         out = ~held & index.are_there(seqs)  # with consumers
         # If a call was cut short, the file may lack the messages that are with consumers.
-        noted = dict(zip(seqs[out].tolist(), dues[out].tolist(), strict=True))
-        self.dues = {**noted, **self._out()}
+        for seq, due in zip(seqs[out].tolist(), dues[out].tolist(), strict=True):
+            note = self._state.note(seq)
+            note.due = note.due or due
         self._waiting = _join(seqs[held], dues[held])
         heapify(self._waiting)
         self.bring()

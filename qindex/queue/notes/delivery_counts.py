@@ -27,6 +27,7 @@ from xxhash import xxh3_64_intdigest
 
 from journal.errors import StorageError
 from journal.fs.files import FileSystem, pwrite_all, read_optional, replace_file
+from qindex.queue.notes.entry_note import EntryNote
 
 _log = logging.getLogger("qindex.queue")
 
@@ -81,34 +82,34 @@ class DeliveryCounts:
     A count that can't be written (a full disk) is only logged: it costs one delivery more.
     """
 
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        """Read the file; ``loaded`` are its counts. Raises :class:`StorageError`."""
+    def __init__(self, fs: FileSystem, directory: str, noted: dict[int, EntryNote]) -> None:
+        """Read the file into the notes that have no count. Raises :class:`StorageError`."""
         self._fs = fs
         self._path = os.path.join(directory, FILE_NAME)
+        self._noted = noted
         try:
             data = read_optional(fs, self._path) or b""
         except OSError as error:
             raise StorageError(self._path, "the counts can't be read", error) from error
-        self.loaded: dict[int, int] = unpack_counts(data)
-        # Entries that are out, and whose delivery does not count.
-        self.forgiven: set[int] = set()
+        for seq_id, count in unpack_counts(data).items():
+            note = noted.setdefault(seq_id, EntryNote())
+            if note.deliveries < 0:
+                note.deliveries = count
         # After the last whole record: a torn one is written over.
         self._end = len(data) - len(data) % RECORD_SIZE
 
-    def forgive(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:
-        """Note that a message was delivered ``count`` times, which may be 0; see :meth:`note`."""
-        self.note(seq_id, count or _NEVER, all_counts)
-
-    def note(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:
-        """Note a delivery, or with ``count`` 0 that the message is gone. ``all_counts``: what the
-        file should say then, for when it is written anew."""
-        if self._end > RECORD_SIZE * (2 * len(all_counts) + _MOST_SPARE):
-            self.rewrite(all_counts)
+    def note(self, seq_id: int, count: int | None) -> None:
+        """Note how often a message was delivered, or with None that it is gone."""
+        if count is not None:
+            self._noted.setdefault(seq_id, EntryNote()).deliveries = count
+            count = count or _NEVER
+        if self._end > RECORD_SIZE * (2 * len(self._noted) + _MOST_SPARE):
+            self.rewrite()
         fs = self._fs
         try:
             fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
             try:
-                pwrite_all(fs, fd, pack_count(seq_id, count), self._end)
+                pwrite_all(fs, fd, pack_count(seq_id, count or 0), self._end)
             finally:
                 fs.close(fd)
         except OSError as error:
@@ -116,9 +117,10 @@ class DeliveryCounts:
             return
         self._end += RECORD_SIZE
 
-    def rewrite(self, all_counts: Mapping[int, int]) -> None:
-        """Write the file anew: how often each message was delivered, 0: never."""
-        data = pack_counts(all_counts)
+    def rewrite(self) -> None:
+        """Write the file anew."""
+        noted = self._noted.items()
+        data = pack_counts({seq: one.deliveries for seq, one in noted if one.deliveries >= 0})
         try:
             replace_file(self._fs, self._path, data)
         except StorageError as error:

@@ -6,12 +6,13 @@ acknowledged are delivered again anyway. Times are of :func:`time.monotonic`.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from journal.errors import UsageError
 from qindex.format.entries import Entry
+from qindex.queue.notes.entry_note import EntryNote
 
 if TYPE_CHECKING:
     from qindex.queue.delivery import Delivery
@@ -36,55 +37,46 @@ class Lease:
 
 
 class Leases:
-    """The leases of one queue, whose lock is held for every call. O(log n) each."""
+    """When the leases of one queue end, whose lock is held for every call. O(log n) each.
 
-    def __init__(self) -> None:
-        self._held: dict[int, Lease] = {}
+    The leases are in the notes on their entries. A lease is over once its note has another one, or
+    none.
+    """
+
+    def __init__(self, noted: dict[int, EntryNote]) -> None:
+        self._noted = noted
         # The heap may have old times: an entry counts only if its lease ends then.
         self._times: list[tuple[float, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._held)
+        self._most = _SPARE
 
     def add(self, lease: Lease) -> None:
-        """Begin a lease; one of the same message before it has ended."""
-        self._held[lease.seq_id] = lease
-        heapq.heappush(self._times, (lease.ends, lease.seq_id))
-        if len(self._times) > 2 * len(self._held) + _SPARE:
-            self._times = [(one.ends, seq) for seq, one in self._held.items()]
-            heapq.heapify(self._times)
-
-    def extend(self, seq_id: int, ends: float) -> bool:
-        """Let a lease end at another time; false when there is none."""
-        lease = self._held.get(seq_id)
-        if lease is None:
-            return False
-        lease.ends = ends
-        self.add(lease)
-        return True
-
-    def end_of(self, seq_id: int) -> float | None:
-        """Return when the lease of a message ends; ``None``: it has none."""
-        lease = self._held.get(seq_id)
-        return None if lease is None else lease.ends
-
-    def drop(self, seq_id: int) -> None:
-        """Forget the lease of a message that was settled, if it has one."""
-        self._held.pop(seq_id, None)
+        """Note when a lease ends, which its entry's note has by now."""
+        heappush(self._times, (lease.ends, lease.seq_id))
+        if len(self._times) > self._most:
+            self._times = [one for one in self._times if self._ending(one) is not None]
+            heapify(self._times)
+            self._most = 2 * len(self._times) + _SPARE
 
     def due(self, now: float) -> list[Lease]:
-        """Take out the leases that have ended."""
+        """Return the leases that have ended, each once."""
         ended = []
         while self._times and self._times[0][0] <= now:
-            ends, seq_id = heapq.heappop(self._times)
-            lease = self._held.get(seq_id)
-            if lease is not None and lease.ends == ends:
-                ended.append(self._held.pop(seq_id))
+            lease = self._ending(heappop(self._times))
+            if lease is not None:
+                ended.append(lease)
         return ended
 
     def next_end(self) -> float | None:
         """Return when to look again."""
-        return self._times[0][0] if self._held else None
+        while self._times and self._ending(self._times[0]) is None:
+            heappop(self._times)
+        return self._times[0][0] if self._times else None
+
+    def _ending(self, time: tuple[float, int]) -> Lease | None:
+        ends, seq_id = time
+        note = self._noted.get(seq_id)
+        lease = None if note is None else note.lease
+        return lease if lease is not None and lease.ends == ends else None
 
 
 def check_lease(seconds: float) -> float:

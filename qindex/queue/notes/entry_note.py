@@ -1,0 +1,33 @@
+"""What a queue remembers of one entry until it is acknowledged, beside its state in the index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qindex.queue.notes.leases import Lease
+
+
+class EntryNote:
+    """The note on one entry. Most entries have none: a plain first delivery needs no note.
+
+    ``nacked_at``: the number of the nack that gave the entry back last. It tells an older batch
+    that the entry is not its own any more. 0: it was not given back.
+    ``lapsed_at``: the number of the nack at which its lease ran out; -1: none did.
+    ``deliveries``: how often it was delivered, as far as this is counted; -1: it is not.
+    ``forgiven``: it is with a consumer, and this delivery does not count.
+    ``due``: when it was due, in microseconds since 1970; 0: it was not delayed, or waits for it.
+    ``msg_id``: its id in the message store, if it was delivered from there.
+    ``lease``: the lease of its delivery.
+    """
+
+    __slots__ = ("deliveries", "due", "forgiven", "lapsed_at", "lease", "msg_id", "nacked_at")
+
+    def __init__(self) -> None:
+        self.nacked_at = 0
+        self.lapsed_at = -1
+        self.deliveries = -1
+        self.forgiven = False
+        self.due = 0
+        self.msg_id: bytes | None = None
+        self.lease: Lease | None = None
