@@ -61,7 +61,7 @@ cdef class Transaction:
     cdef int _commit(self) except -1
     @cython.locals(
         every=Transactions, moves=Moves, part=_Part, state=QueueState, owner=Settler,
-        delivery=Delivery, lock=PatientLock, states=list, locks=list, frame=bytes
+        delivery=Delivery, states=list, locks=list, frame=bytes, is_done=bint
     )
     cdef int _commit_held(self, list targets) except -1
     @cython.locals(delivery=Delivery, owner=Settler, last=Settler, name=bytes)
@@ -76,7 +76,9 @@ cdef list _locks_of(list states)
 cdef int _add(list to, object one) except -1
 cdef Settler _owner_of(Delivery delivery)
 cdef tuple _noted_as(QueueState state)
-@cython.locals(lock=PatientLock, first=Py_ssize_t)
+@cython.locals(first=Py_ssize_t)
 cdef int _take_together(list locks) except -1
+@cython.locals(lock=PatientLock)
+cdef int _release(list locks) except -1
 @cython.locals(lock=PatientLock, at=Py_ssize_t)
 cdef Py_ssize_t _try_all(list locks, Py_ssize_t held) except -2

@@ -522,35 +522,27 @@ class Transaction:
             _add(states, _owner_of(delivery).state)
         frame = self._frame(every)
         locks = _locks_of(states)
+        is_done = False
         try:
-            try:
-                _take_together(locks)
-                for state in states:
-                    if state.index.changing:
-                        state.read_again()
-                every.log.note(self._noted, frame)
-                every.open.discard(self)
-                self._is_open = False
-                try:
-                    for part in self._parts:
-                        part.admit()
-                    for delivery in self._acks:
-                        owner = _owner_of(delivery)
-                        moves.settle_with(
-                            self._noted, owner.letters, [owner.end_move(delivery)], targets
-                        )
-                except StoreError as error:
-                    moves.poison.cut_short(error)
-                    raise
-            except BaseException as error:
-                if not isinstance(error, StoreError):
-                    moves.poison.cut_short(error)
-                raise
-            for lock in locks:
-                lock.let_go()
-        except BaseException:
-            for lock in locks:  # a signal's handler may have raised in between
-                lock.let_go()
+            _take_together(locks)
+            for state in states:
+                if state.index.changing:
+                    state.read_again()
+            every.log.note(self._noted, frame)
+            every.open.discard(self)
+            self._is_open = False
+            for part in self._parts:
+                part.admit()
+            for delivery in self._acks:
+                owner = _owner_of(delivery)
+                moves.settle_with(self._noted, owner.letters, [owner.end_move(delivery)], targets)
+            is_done = True
+            _release(locks)
+        except BaseException as error:
+            # Only an error that came before the commit point leaves all as it was.
+            if not is_done and not (self._is_open and isinstance(error, StoreError)):
+                moves.poison.cut_short(error)
+            _release(locks)  # a signal's handler may have raised in between
             raise
 
     def _frame(self, every: Transactions) -> bytes:
@@ -636,10 +628,15 @@ def _take_together(locks: list[PatientLock]) -> None:
     all are released before another one is waited for. Raises as a queue that is closed."""
     first = _try_all(locks, -1)
     while first >= 0:
-        for lock in locks:
-            lock.let_go()
+        _release(locks)
         locks[first].__enter__()
         first = _try_all(locks, first)
+
+
+def _release(locks: list[PatientLock]) -> None:
+    """Release those of these locks that the calling thread has."""
+    for lock in locks:
+        lock.let_go()
 
 
 def _try_all(locks: list[PatientLock], held: int) -> int:
