@@ -925,7 +925,7 @@ class Engine:
 
     def _publish_to(
         self,
-        queues: Sequence[str],
+        names: Sequence[str],
         message: Message,
         ttl: float | None,
         persistent: bool,
@@ -935,7 +935,6 @@ class Engine:
     ) -> list[int]:
         """See :meth:`publish_to`; ``waits``: whether the caller may wait for a flush or the disk.
         Raises :class:`WouldWaitError`."""
-        names = listed(queues, "queues")
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():

@@ -47,15 +47,13 @@ cdef class Producer:
         self, object body, object key, object headers, object properties, object ttl,
         object persistent, int64_t due
     )
-    @cython.locals(state=QueueState, stored=list, is_plain=bint, seq=Py_ssize_t)
+    @cython.locals(
+        state=QueueState, index=QueueIndex, ahead=ReadAhead, stored=list, msg_id=bytes,
+        is_plain=bint, seq=Py_ssize_t
+    )
     cdef Py_ssize_t _publish_stored(
         self, bytes body, uint64_t stamp, bytes middle, int64_t expiry, int64_t due, bint confirm,
         bint waits
-    ) except -1
-    @cython.locals(index=QueueIndex, ahead=ReadAhead, seq=Py_ssize_t)
-    cpdef Py_ssize_t append_stored(
-        self, bytes msg_id, bytes body, int64_t expiry, uint64_t stamp, bint waits,
-        int64_t due=*
     ) except -1
 
 cdef int _check_parts(object key, object headers, object properties, bint any_depth=*) except -1

@@ -378,39 +378,31 @@ class Producer:
             state.lock.check()
             stored: list[bytes] = []
             try:
-                stored.append(state.messages.put(join_front(stamp, middle, len(body)), body))
-                is_plain = not expiry and middle is NOTHING
-                known = stamp if is_plain else 0
-                seq = self.append_stored(stored[0], body, expiry, known, waits, due)
+                msg_id = state.messages.put(join_front(stamp, middle, len(body)), body)
+                stored.append(msg_id)
+                with state.lock, state:
+                    if due:
+                        state.delays()
+                    index = state.index
+                    seq = index.append(
+                        pack_publish(index.next_seq, True, msg_id, expiry, len(body), b"")
+                    )
+                    ahead = index.ahead
+                    is_plain = not expiry and middle is NOTHING
+                    if is_plain and ahead.keeps_up(index.tail, seq, len(body)):
+                        # A consumer that keeps up need not read it from the message store.
+                        message = make_message(body, None, {}, {}, stamp)
+                        ahead.add(seq, body, make_entry(msg_id, 0, len(body), message, stored=True))
+                        ahead.window.plain = False
+                    self._announce(range(seq, seq + 1), expiry, due)
+                    if not seq & state.check_mask:
+                        self._flusher.tick(waits)
             except BaseException as error:
                 self.give_up(stored, error)
                 raise
             if waits and (confirm or state.sync_each):
                 state.sync_all()
         return seq
-
-    def append_stored(
-        self, msg_id: bytes, body: bytes, expiry: int, stamp: int, waits: bool, due: int = 0
-    ) -> int:
-        """Append the index entry of a message that is in the message store, to a queue without
-        limits; return its seq_id. ``stamp``: when the message was published (nanoseconds), or 0
-        where there is more to it than its body. Raises :class:`StorageError`; nothing has changed
-        then."""
-        with self.state.lock, self.state as state:
-            if due:
-                state.delays()
-            index = state.index
-            seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
-            ahead = index.ahead
-            if stamp and ahead.keeps_up(index.tail, seq, len(body)):
-                # A consumer that keeps up has the message at once, and not from the message store.
-                message = make_message(body, None, {}, {}, stamp)
-                ahead.add(seq, body, make_entry(msg_id, 0, len(body), message, stored=True))
-                ahead.window.plain = False
-            self._announce(range(seq, seq + 1), expiry, due)
-            if not seq & state.check_mask:
-                self._flusher.tick(waits)
-            return seq
 
     def _announce(self, seqs: range, expiry: int, due: int) -> None:
         """Let entries that were just appended expire, or be delayed, and wake consumers. Lock
