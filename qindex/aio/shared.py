@@ -34,13 +34,14 @@ from qindex.client.calls import (
     OpenTransaction,
     Owner,
     PublishOptions,
+    QueueOptions,
     Steps,
     owner_of,
 )
 from qindex.client.link import ANY, Home, Link, Opens, result, went_back
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import QueueSettings, changeable, checked_name
-from qindex.format.values import Coder, Value, coded, coder_of, encoded
+from qindex.format.values import Coder, Value, coded, encoded
 from qindex.queue import delivery as plain
 from qindex.queue.delivery import no_delivery
 from qindex.queue.stats import EngineStats, QueueStats
@@ -818,12 +819,12 @@ class SharedEngine:
         """
         return SharedTransaction(self)
 
-    async def queue(self, name: str, **settings: Any) -> SharedQueue:
+    async def queue(self, name: str, **options: Unpack[QueueOptions]) -> SharedQueue:
         """Return the queue of this name, and make it if there is none.
 
         Args:
-            name: The name of the queue.
-            settings: The keyword arguments of :meth:`qindex.Engine.queue`.
+            name: The queue's name, up to 255 bytes.
+            options: The keyword arguments of :meth:`qindex.Engine.queue`.
 
         Returns:
             The queue.
@@ -831,10 +832,7 @@ class SharedEngine:
         Raises:
             UsageError: The name or a setting is wrong.
         """
-        checked_name(name)
-        serializer = settings.pop("serializer", None)
-        coder = None if serializer is None else coder_of(serializer)
-        values, unset = calls.settings_of(settings)
+        coder, values, unset = calls.opening(name, options)
         number = (await self._call(wire.OPEN, name, True, values, unset))[0]
         at = self._generation(), number
         known = self._queues.get(name)

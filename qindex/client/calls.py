@@ -27,6 +27,8 @@ from journal.errors import (
 from qindex.client.link import ANY, Opens, went_back
 from qindex.format.headers import Until, refuse_without_key
 from qindex.format.message import Body, Message, as_bytes, message_of, refuse_parts
+from qindex.format.settings import Overflow, Unset, checked_name
+from qindex.format.values import Coder, Serializer, coder_of
 from qindex.queue.delivery import (
     DELIVERED,
     LOOKED_AT,
@@ -112,6 +114,26 @@ class PublishOptions(BatchOptions, total=False):
     until: Until
 
 
+class QueueOptions(TypedDict, total=False):
+    """The options of :meth:`qindex.engine.engine.Engine.queue`."""
+
+    message_ttl: float | Unset | None
+    max_length: int | Unset | None
+    max_bytes: int | Unset | None
+    overflow: Overflow | Unset | None
+    delivery_limit: int | Unset | None
+    dead_letter: str | Unset | None
+    backoff: str | Unset | None
+    max_priority: int | Unset | None
+    serializer: str | Serializer | None
+
+
+def _check_names(given: Iterable[str], kind: type) -> None:
+    for name in given:
+        if name not in kind.__annotations__:
+            raise TypeError(f"there is no option {name!r}")
+
+
 def options_of(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Return the options that differ from the usual ones, as the server takes them. ``kind``: the
     class that has the names of those there are."""
@@ -120,9 +142,7 @@ def options_of(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
         for name, value in given.items()
         if value is not None and (name, value) not in _USUAL
     }
-    for name in given:
-        if name not in kind.__annotations__:
-            raise TypeError(f"there is no option {name!r}")
+    _check_names(given, kind)
     if "timeout" in options:
         options["timeout"] = seconds_to_wait(options["timeout"])
     at = options.get("at")
@@ -654,6 +674,17 @@ class Ahead:
 
 
 # -- the whole store ------------------------------------------------------------------------------
+
+
+def opening(name: str, given: QueueOptions) -> tuple[Coder | None, dict[str, Any], list[str]]:
+    """Return the coder of a queue that is asked for, the settings to set, and the names of those to
+    take away."""
+    checked_name(name)
+    _check_names(given, QueueOptions)
+    settings: dict[str, Any] = {**given}
+    serializer = settings.pop("serializer", None)
+    coder = None if serializer is None else coder_of(serializer)
+    return coder, *settings_of(settings)
 
 
 def settings_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -12,13 +12,12 @@ from journal.errors import ClosedError, DisconnectedError, UsageError
 from journal.fs.files import PathLike, checked_path
 from journal.memory import forks
 from qindex.client import calls
-from qindex.client.calls import FanOutOptions
+from qindex.client.calls import FanOutOptions, QueueOptions
 from qindex.client.link import ANY, Home, Link, Opens
 from qindex.client.queue import SharedQueue
 from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
-from qindex.format.settings import Overflow, Unset, checked_name
-from qindex.format.values import Serializer, coder_of
+from qindex.format.settings import checked_name
 from qindex.options import Options
 from qindex.queue.delivery import Delivery
 from qindex.queue.wake_ups import has_time
@@ -77,40 +76,12 @@ class SharedEngine:
         found: list[Finding] = wire.from_plain(self._home.call(None, ANY, wire.FINDINGS)[0])
         return found
 
-    def queue(
-        self,
-        name: str,
-        *,
-        message_ttl: float | Unset | None = None,
-        max_length: int | Unset | None = None,
-        max_bytes: int | Unset | None = None,
-        overflow: Overflow | Unset | None = None,
-        delivery_limit: int | Unset | None = None,
-        dead_letter: str | Unset | None = None,
-        backoff: str | Unset | None = None,
-        max_priority: int | Unset | None = None,
-        serializer: str | Serializer | None = None,
-    ) -> SharedQueue:
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> SharedQueue:
         """Return the queue of this name, and make it if there is none.
-
-        Settings are kept with the queue. None leaves a setting as it is, :data:`qindex.UNSET`
-        removes it, and a change applies at once (docs/limits.md).
 
         Args:
             name: The queue's name, up to 255 bytes.
-            message_ttl: Seconds after which a message is dropped once it is at the head.
-            max_length: The most messages.
-            max_bytes: The most bytes of bodies.
-            overflow: What a publish to a full queue does: ``"reject"``, ``"block"`` or
-                ``"drop-head"``.
-            delivery_limit: Deliveries after which a message is a dead letter.
-            dead_letter: The queue that gets dead letters. Without it they are dropped.
-            backoff: The pause before the next delivery, ``"exponential:BASE:CAP"`` in seconds.
-            max_priority: 1 to 255 makes it a priority queue. It can be set only while the queue is
-                empty.
-            serializer: What this process publishes values with: ``"json"``, ``"msgpack"``,
-                ``"unsafe-pickle"``, or an object with ``dumps`` and ``loads``. It is not kept with
-                the queue.
+            options: The keyword arguments of :meth:`qindex.Engine.queue`.
 
         Returns:
             The queue.
@@ -118,19 +89,7 @@ class SharedEngine:
         Raises:
             UsageError: The name or a setting is wrong.
         """
-        given = {
-            "message_ttl": message_ttl,
-            "max_length": max_length,
-            "max_bytes": max_bytes,
-            "overflow": overflow,
-            "delivery_limit": delivery_limit,
-            "dead_letter": dead_letter,
-            "backoff": backoff,
-            "max_priority": max_priority,
-        }
-        checked_name(name)
-        coder = None if serializer is None else coder_of(serializer)
-        values, unset = calls.settings_of(given)
+        coder, values, unset = calls.opening(name, options)
         known = self._queues.get(name)
         if known is not None and not values and not unset and self._is_there(known):
             if coder is not None:

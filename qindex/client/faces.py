@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
 if TYPE_CHECKING:
     from journal.findings import Finding
     from msgstore import CompactionReport
-    from qindex.client.calls import BatchOptions, FanOutOptions, InOptions, PublishOptions
+    from qindex.client.calls import (
+        BatchOptions,
+        FanOutOptions,
+        InOptions,
+        PublishOptions,
+        QueueOptions,
+    )
     from qindex.format.message import Body, Message
-    from qindex.format.settings import Overflow, QueueSettings, Unset
-    from qindex.format.values import Serializer, Value
+    from qindex.format.settings import QueueSettings
+    from qindex.format.values import Value
     from qindex.options import Options
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.stats import EngineStats, QueueStats
@@ -196,20 +202,7 @@ class AnyEngine(Protocol):
     def closed(self) -> bool:
         """Whether it was closed, or is just being closed, or was opened before a fork."""
 
-    def queue(
-        self,
-        name: str,
-        *,
-        message_ttl: float | Unset | None = None,
-        max_length: int | Unset | None = None,
-        max_bytes: int | Unset | None = None,
-        overflow: Overflow | Unset | None = None,
-        delivery_limit: int | Unset | None = None,
-        dead_letter: str | Unset | None = None,
-        backoff: str | Unset | None = None,
-        max_priority: int | Unset | None = None,
-        serializer: str | Serializer | None = None,
-    ) -> AnyQueue:
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> AnyQueue:
         """Return the queue of this name, and make it if there is none."""
 
     def queue_names(self) -> list[str]:
