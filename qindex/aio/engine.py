@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
 
 import qindex
 from journal.arguments import listed
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from qindex.worker.schedules import Schedule, ScheduleOptions
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Engine | SharedEngine")
 
 
 class Engine:
@@ -308,33 +309,18 @@ class Engine:
         return repr(self._engine)
 
 
-class _Opening:
+class _Opening(Generic[E]):
     """The result of :func:`open`, to be awaited, or entered with ``async with``."""
 
-    def __init__(self, call: Callable[[], plain.Engine]) -> None:
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, E]]) -> None:
         self._call = call
-        self._engine: Engine | None = None
+        self._engine: E | None = None
 
-    def __await__(self) -> Generator[Any, None, Engine]:
-        return self._open().__await__()
+    def __await__(self) -> Generator[Any, None, E]:
+        return self._call().__await__()
 
-    async def _open(self) -> Engine:
-        opened: list[plain.Engine] = []
-        helper = Helper()
-        try:
-            await helper.finish(lambda: opened.append(self._call()))
-        except asyncio.CancelledError:
-            if opened:
-                await helper.finish(opened[0].close)
-            raise
-        finally:
-            helper.stop()
-        engine = Engine(opened[0])
-        await close_at_the_end(engine._engine, engine._ports)
-        return engine
-
-    async def __aenter__(self) -> Engine:
-        self._engine = await self._open()
+    async def __aenter__(self) -> E:
+        self._engine = await self._call()
         return self._engine
 
     async def __aexit__(self, *ended: Any) -> None:
@@ -342,39 +328,40 @@ class _Opening:
         await self._engine.__aexit__(*ended)
 
 
-class _SharedOpening:
-    """The result of :func:`open` with ``shared=True``: as :class:`_Opening`."""
+async def _open(call: Callable[[], plain.Engine]) -> Engine:
+    opened: list[plain.Engine] = []
+    helper = Helper()
+    try:
+        await helper.finish(lambda: opened.append(call()))
+    except asyncio.CancelledError:
+        if opened:
+            await helper.finish(opened[0].close)
+        raise
+    finally:
+        helper.stop()
+    engine = Engine(opened[0])
+    await close_at_the_end(engine._engine, engine._ports)
+    return engine
 
-    def __init__(self, directory: PathLike, options: dict[str, Any]) -> None:
-        self._directory = directory
-        self._options = options
-        self._engine: SharedEngine | None = None
 
-    def __await__(self) -> Generator[Any, None, SharedEngine]:
-        return self._open().__await__()
-
-    async def _open(self) -> SharedEngine:
-        options = dict(self._options)
-        linger = options.pop("linger", 10.0)
-        directory = os.path.abspath(checked_path(self._directory))
-        engine = SharedEngine(Home(directory, options, linger))
-        await engine._connect()
-        return engine
-
-    async def __aenter__(self) -> SharedEngine:
-        self._engine = await self._open()
-        return self._engine
-
-    async def __aexit__(self, *ended: Any) -> None:
-        assert self._engine is not None
-        await self._engine.__aexit__(*ended)
+async def _open_shared(
+    directory: PathLike, *, linger: float = 10.0, **options: Any
+) -> SharedEngine:
+    path = os.path.abspath(checked_path(directory))
+    engine = SharedEngine(Home(path, options, linger))
+    await engine._connect()
+    return engine
 
 
 @overload
-def open(directory: PathLike, *, shared: Literal[True], **options: Any) -> _SharedOpening: ...
+def open(
+    directory: PathLike, *, shared: Literal[True], **options: Any
+) -> _Opening[SharedEngine]: ...
 @overload
-def open(directory: PathLike, *, shared: Literal[False] = False, **options: Any) -> _Opening: ...
-def open(directory: PathLike, **options: Any) -> _Opening | _SharedOpening:
+def open(
+    directory: PathLike, *, shared: Literal[False] = False, **options: Any
+) -> _Opening[Engine]: ...
+def open(directory: PathLike, **options: Any) -> _Opening[Engine] | _Opening[SharedEngine]:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
 
     It is opened in a thread. A cancelled open closes it again.
@@ -396,13 +383,13 @@ def open(directory: PathLike, **options: Any) -> _Opening | _SharedOpening:
     if options.pop("read_only", False):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")
     if options.pop("shared", False):
-        return _SharedOpening(directory, options)
-    return _Opening(partial(qindex.open, directory, **options))
+        return _Opening(partial(_open_shared, directory, **options))
+    return _Opening(partial(_open, partial(qindex.open, directory, **options)))
 
 
-def open_store(directory: PathLike, *, fs: FileSystem, **options: Any) -> _Opening:
+def open_store(directory: PathLike, *, fs: FileSystem, **options: Any) -> _Opening[Engine]:
     """Open a store as :func:`open` does, with ``fs`` below it; for tests."""
-    return _Opening(partial(opening.open_store, directory, fs=fs, **options))
+    return _Opening(partial(_open, partial(opening.open_store, directory, fs=fs, **options)))
 
 
 def _first_of(
