@@ -36,7 +36,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from journal.errors import UnopenedError, UnsafeFileError, UsageError, storage_errors
 
@@ -319,14 +319,14 @@ def opened(fs: FileSystem, path: PathLike, flags: int = os.O_RDONLY) -> Iterator
         fs.close(fd)
 
 
-def open_private(path: PathLike, mode: str = "w") -> IO[Any]:
-    """Open a file of text or bytes to write, as :func:`open` does; a new one is for this user
-    alone. For pages and reports, which have no store's file system."""
+def open_private(path: PathLike) -> IO[str]:
+    """Open a file of text to write, as :func:`open` does; a new one is for this user alone. For
+    pages and reports, which have no store's file system."""
 
     def opener(name: str, flags: int) -> int:
         return REAL.open(name, flags)
 
-    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
+    return open(path, "w", encoding="utf-8", opener=opener)
 
 
 def sync_file(fs: FileSystem, path: PathLike) -> None:

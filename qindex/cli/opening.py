@@ -22,11 +22,15 @@ def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngin
 def known_queue(directory: str, queue: str) -> str:
     """Return the name of a queue that is there, in a store of qindex, and make nothing. Raises
     :class:`StoreError`."""
-    store = StoreReader(directory)
-    name = store.queue(queue).name
-    if store.kind != "qindex":
-        raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node alone may change it")
+    name = StoreReader(directory).queue(queue).name
+    refuse_node(directory, "its node alone may change it")
     return name
+
+
+def refuse_node(directory: str, why: str) -> None:
+    """Raise :class:`NotAStoreError` for a RabbitMQ directory; it says ``why``."""
+    if StoreReader(directory).kind != "qindex":
+        raise NotAStoreError(f"{directory}: a RabbitMQ directory: {why}")
 
 
 def served(directory: str) -> dict[str, Any]:

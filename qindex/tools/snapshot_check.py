@@ -20,7 +20,7 @@ from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.segment_file import segment_path, size_of
 from qindex.recovery.snapshot import FILE_NAME, RestingQueue
 from qindex.tools.queue_check import CheckedQueue
-from qindex.tools.store_check import StoreCheck
+from qindex.tools.store_check import StoreCheck, look_up
 
 _ID = f"S{ID_SIZE}"
 _LOST = "its messages are lost"
@@ -130,10 +130,8 @@ def _check_references(directory: str, locations: Locations, store: StoreCheck) -
     stated = np.frombuffer(packed, _ID)
     named, counts = store.named()
     found = np.zeros(len(stated), np.int64)
-    if len(named):
-        places = np.searchsorted(named, stated)
-        places[places == len(named)] = 0
-        found = np.where(named[places] == stated, counts[places], 0)
+    there, places = look_up(stated, named)
+    found[there] = counts[places[there]]
     wanted = np.frombuffer(references, np.uint32)
     keys, starts = np.frombuffer(files, np.uint64), np.frombuffer(offsets, np.uint64)
     for at in np.flatnonzero(found != wanted).tolist():

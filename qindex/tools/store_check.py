@@ -323,10 +323,7 @@ class StoreCheck:
         order = np.argsort(ids, kind="stable")
         ids, paths = ids[order], self.paths()
         for one, rows in doubted:
-            wanted = pack_ids(one.ids[rows])
-            places = np.searchsorted(ids, wanted)
-            places[places == len(ids)] = 0
-            there = ids[places] == wanted if len(ids) else np.zeros(len(rows), np.bool_)
+            there, places = look_up(pack_ids(one.ids[rows]), ids)
             rows, at = rows[there], order[places[there]]
             sizes = bodies[at]
             for row in np.flatnonzero(sizes < 0).tolist():
@@ -351,9 +348,8 @@ class StoreCheck:
         for file in self._files.values():
             if not len(file.ids) or not len(named):
                 continue
-            places = np.searchsorted(named, file.ids)
-            places[places == len(named)] = 0
-            wanted = (named[places] == file.ids) & ~taken[places]
+            there, places = look_up(file.ids, named)
+            wanted = there & ~taken[places]
             last = np.zeros(len(file.ids), np.bool_)
             last[len(file.ids) - 1 - np.unique(file.ids[::-1], return_index=True)[1]] = True
             rows = np.flatnonzero(wanted & last)
@@ -430,14 +426,17 @@ def _unreadable(path: str, size: int, inode: int, error: StoreError) -> ScannedF
     )
 
 
+def look_up(wanted: Ids, ascending: Ids) -> tuple[Bools, I64]:
+    """Return which ids are among the others, which are sorted, and where. Shapes ``(n,)``."""
+    if not len(ascending):
+        return np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.int64)
+    places = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
+    return ascending[places] == wanted, places
+
+
 def is_in(wanted: Ids, ascending: Ids) -> Bools:
     """Return which ids are among the others, which are sorted. Shape ``(n,)``."""
-    if not len(ascending):
-        return np.zeros(len(wanted), np.bool_)
-    places = np.searchsorted(ascending, wanted)
-    places[places == len(ascending)] = 0
-    there: Bools = ascending[places] == wanted
-    return there
+    return look_up(wanted, ascending)[0]
 
 
 def _as_set(ids: Ids) -> set[bytes]:

@@ -32,8 +32,8 @@ from qindex.format.rabbitmq.properties_format import (
 )
 from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_message
 from qindex.format.rabbitmq.table_format import PropertiesError, field
-from qindex.queue import run_clock
 from qindex.queue.delivery import Delivery
+from qindex.queue.notes.delays import now_us
 
 # pika logs each failed attempt: what there is to say is in the exception.
 logging.getLogger("pika").addHandler(logging.NullHandler())
@@ -167,7 +167,7 @@ def _cause(error: Any) -> BaseException | None:
     return None
 
 
-def outgoing(delivery: Delivery, now: int | None = None) -> tuple[Any, bytes]:
+def outgoing(delivery: Delivery) -> tuple[Any, bytes]:
     """Return the properties and the body to publish. Raises :class:`UsageError` for headers or
     properties that AMQP has no words for.
 
@@ -186,8 +186,7 @@ def outgoing(delivery: Delivery, now: int | None = None) -> tuple[Any, bytes]:
         changes["headers"] = (*(_properties(record).headers or ()), (ENVELOPE_HEADER, envelope))
     expiry = 0 if isinstance(entry, int) else entry.expiry
     if expiry:
-        left = expiry - (run_clock.time_ns() // 1000 if now is None else now)
-        changes["expiration"] = str(max(left // 1000, 0))
+        changes["expiration"] = str(max((expiry - now_us()) // 1000, 0))
     try:
         if changes or raw is None:
             raw = encode_properties(replace(_properties(record), **changes))
@@ -212,7 +211,7 @@ def incoming(method: Any, properties: Any, body: bytes, vhost: str) -> Moved:
     persistent = known.delivery_mode == 2
     expiry = 0
     if known.expiration is not None and known.expiration.isdigit():
-        expiry = run_clock.time_ns() // 1000 + int(known.expiration) * 1000
+        expiry = now_us() + int(known.expiration) * 1000
     message: Message | None = None
     envelope = dict(known.headers or ()).get(ENVELOPE_HEADER)
     if envelope is not None and isinstance(envelope.value, bytes):

@@ -25,16 +25,15 @@ Source: files written by RabbitMQ 3.10.8, 4.0.5 and 4.3.6.
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import Final
 
 import numpy as np
 
 from journal.memory.crc import crc32
+from qindex.format.rabbitmq import queue_index_v2
 from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE as HEADER_SIZE
-from qindex.format.rabbitmq.queue_index_v2 import Header
-from qindex.format.rabbitmq.queue_index_v2 import pack_header as _pack_header
-from qindex.format.rabbitmq.queue_index_v2 import parse_header as _parse_header
 
 MAGIC: Final = b"RCQS"
 SUFFIX: Final = ".qs"
@@ -45,6 +44,9 @@ HEADS: Final = np.dtype([("size", ">u4"), ("flags", "u1"), ("checksum", ">u2"), 
 """The same as a column."""
 assert HEADS.itemsize == ENTRY_HEAD.size
 
+parse_header = partial(queue_index_v2.parse_header, magic=MAGIC)
+pack_header = partial(queue_index_v2.pack_header, magic=MAGIC)
+
 
 def checksum(record: bytes | memoryview) -> int:
     """The 16 bits that an entry keeps of its record's CRC-32."""
@@ -54,16 +56,6 @@ def checksum(record: bytes | memoryview) -> int:
 def pack_entry_head(record: bytes | memoryview) -> bytes:
     """Return the head that is in front of ``record``."""
     return ENTRY_HEAD.pack(len(record), HAS_CHECKSUM, checksum(record), 0)
-
-
-def parse_header(data: bytes | bytearray, number: int) -> Header:
-    """Read the first bytes of file ``number``. Raises nothing."""
-    return _parse_header(data, number, MAGIC)
-
-
-def pack_header(number: int, entry_count: int) -> bytes:
-    """Write the header of file ``number``."""
-    return _pack_header(number, entry_count, MAGIC)
 
 
 def file_name(number: int) -> str:
