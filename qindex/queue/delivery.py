@@ -71,34 +71,10 @@ class Refusing:
     def __init__(self, why: Callable[[int], StoreError]) -> None:
         self.why = why
 
-    def ack(self, delivery: Delivery, /) -> NoReturn:
-        """Refuse, as all that would settle it."""
+    def _refuse(self, delivery: Delivery, /, *_how: object) -> NoReturn:
         raise self.why(delivery.seq_id)
 
-    def nack(
-        self, delivery: Delivery, delay: float | None = None, count: bool = True, /
-    ) -> NoReturn:
-        """Refuse."""
-        raise self.why(delivery.seq_id)
-
-    def reject(self, delivery: Delivery, reason: str | None = None, /) -> NoReturn:
-        """Refuse."""
-        raise self.why(delivery.seq_id)
-
-    def move(
-        self,
-        delivery: Delivery,
-        queue: str,
-        headers: Mapping[str, Any] | None = None,
-        delay: float | None = None,
-        /,
-    ) -> NoReturn:
-        """Refuse."""
-        raise self.why(delivery.seq_id)
-
-    def extend_lease(self, delivery: Delivery, seconds: float, /) -> NoReturn:
-        """Refuse."""
-        raise self.why(delivery.seq_id)
+    ack = nack = reject = move = extend_lease = _refuse
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Do nothing: they came back, or were never out."""
