@@ -546,7 +546,6 @@ class Deliverer:
         return self.state.draining
 
     def peek(self, most: int) -> list[Delivery]:
-        """See :meth:`qindex.queue.queue.Queue.peek`."""
         if not isinstance(most, int) or most < 0:
             raise UsageError(f"max_messages must be at least 0, not {most!r}")
         with self.state.lock, self.state:
@@ -610,7 +609,6 @@ class Deliverer:
     # -- from the back ----------------------------------------------------------------------------
 
     def take_last(self, *, waits: bool = True) -> Delivery | None:
-        """See :func:`qindex.queue.queue.take_last`."""
         with self.state.lock, self.state as state:
             state.refuse_delivery()
             index = state.index
@@ -652,7 +650,6 @@ class Deliverer:
         return given
 
     def peek_last(self) -> bytes | None:
-        """See :func:`qindex.queue.queue.peek_last`."""
         with self.state.lock, self.state as state:
             index = state.index
             below = index.next_seq

@@ -52,7 +52,6 @@ class Finder:
         return self._state.index.next_seq - self._start + len(older) + len(recent)
 
     def find(self, key: str, most: int) -> list[Delivery]:
-        """See :meth:`qindex.queue.queue.Queue.find`."""
         found: list[Delivery] = []
         state = self._state
         if self._start < state.index.next_seq:

@@ -91,7 +91,6 @@ class QueueParts:
         state.load_notes(files)
 
     def change_settings(self, settings: QueueSettings) -> None:
-        """See :meth:`qindex.queue.state.QueueState.change_settings`."""
         self.state.change_settings(settings)
 
     @property
@@ -122,7 +121,6 @@ class QueueParts:
         return self._finder
 
     def find(self, key: str, most: int) -> list[Delivery]:
-        """See :meth:`qindex.queue.queue.Queue.find`."""
         with self.state.lock, self.state:
             return self.finder.find(key, most)
 
@@ -144,7 +142,6 @@ class QueueParts:
         self.state.sync_all()
 
     def close(self) -> None:
-        """See :meth:`qindex.queue.flushing.Flusher.close`."""
         self.flusher.close()
 
     def is_in_call_here(self) -> bool:
@@ -152,7 +149,6 @@ class QueueParts:
         return self.state.lock.is_mine() or self.letters.is_moving_here()
 
     def purge(self) -> int:
-        """See :meth:`qindex.queue.queue.Queue.purge`."""
         self.state.check_sync()
         with self.state.lock, self.state as state:
             state.await_flush()
@@ -189,7 +185,6 @@ class QueueParts:
         return dropped
 
     def stats(self) -> QueueStats:
-        """See :meth:`qindex.queue.queue.Queue.stats`."""
         with self.state.lock, self.state:
             return self.stats_held()
 

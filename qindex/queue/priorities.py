@@ -91,7 +91,6 @@ class PriorityParts(QueueParts):
             self._arrange()
 
     def change_settings(self, settings: QueueSettings) -> None:
-        """See :meth:`qindex.queue.state.QueueState.change_settings`."""
         self.state.change_settings(settings)
         with self.state.lock:
             self._arrange()
@@ -119,7 +118,6 @@ class PriorityParts(QueueParts):
         return self.level(priority_of(message.properties, self.max_priority))
 
     def place(self, message: Message, priority: int | None) -> tuple[QueueParts, Message]:
-        """See :meth:`qindex.queue.parts.QueueParts.place`."""
         if priority is not None:
             message = with_priority(message, self.checked(priority))
         return self.level_for(message), message
@@ -140,7 +138,6 @@ class PriorityParts(QueueParts):
         return priority
 
     def find(self, key: str, most: int) -> list[Delivery]:
-        """See :meth:`qindex.queue.queue.Queue.find`."""
         found: list[Delivery] = []
         with self.state.lock, ExitStack() as stack:
             for level in self._levels:
@@ -149,7 +146,6 @@ class PriorityParts(QueueParts):
         return found
 
     def work_of_find(self, key: str) -> int:
-        """See :meth:`qindex.queue.parts.QueueParts.work_of_find`."""
         with self.state.lock:
             return sum(level.finder.work(key) for level in self._levels)
 
@@ -175,11 +171,9 @@ class PriorityParts(QueueParts):
         return any(level.is_in_call_here() for level in self._levels)
 
     def purge(self) -> int:
-        """See :meth:`qindex.queue.queue.Queue.purge`."""
         return sum(level.purge() for level in self._levels)
 
     def stats(self) -> QueueStats:
-        """See :meth:`qindex.queue.queue.Queue.stats`."""
         with self.state.lock, ExitStack() as stack:
             for level in self._levels:
                 stack.enter_context(level.state)
@@ -324,7 +318,6 @@ class PriorityProducer(Producer):
         priority: int | None = None,
         waits: bool = True,
     ) -> range:
-        """See :meth:`qindex.queue.queue.Queue.publish_many`."""
         parts = self._parts
         given: Sequence[Body | Message] = list(messages)
         if priority is not None:
@@ -436,7 +429,6 @@ class PriorityDeliverer(Deliverer):
         return parts[0] if len(parts) == 1 else MixedBatch(parts)
 
     def peek(self, most: int) -> list[Delivery]:
-        """See :meth:`qindex.queue.queue.Queue.peek`."""
         seen: list[Delivery] = []
         for level in self.levels:
             found = level.peek(most - len(seen) if isinstance(most, int) else most)
@@ -498,7 +490,6 @@ class PrioritySettler(Settler):
         return groups
 
     def ack(self, delivery: Delivery, waits: bool = True) -> None:
-        """See :meth:`qindex.queue.queue.Queue.ack`."""
         self._of(delivery).ack(delivery, waits)
 
     def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
@@ -539,12 +530,10 @@ class PrioritySettler(Settler):
         return 0 if level is None else level.settler.ack_up_to(seq_id & LOW, waits=waits)
 
     def is_out(self, seq_id: int, taken: int | None = None) -> bool:
-        """See :meth:`qindex.queue.outstanding.Outstanding.is_out`."""
         level = self._parts.level_at(seq_id)
         return level is not None and level.settler.is_out(seq_id, taken)
 
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
-        """See :meth:`qindex.queue.outstanding.Outstanding.has_lapsed`."""
         level = self._parts.level_at(seq_id)
         return level is not None and level.settler.has_lapsed(seq_id, taken)
 
@@ -555,11 +544,9 @@ class PrioritySettler(Settler):
         count: bool = True,
         waits: bool = True,
     ) -> None:
-        """See :meth:`qindex.queue.queue.Queue.nack`."""
         self._of(delivery).nack(delivery, delay, count, waits)
 
     def reject(self, delivery: Delivery, reason: str | None = None, *, waits: bool = True) -> None:
-        """See :meth:`qindex.queue.queue.Queue.reject`."""
         self._of(delivery).reject(delivery, reason, waits=waits)
 
     def move(
@@ -571,18 +558,15 @@ class PrioritySettler(Settler):
         *,
         waits: bool = True,
     ) -> None:
-        """See :meth:`qindex.queue.queue.Queue.move`."""
         self._of(delivery).move(delivery, queue, headers, delay, waits=waits)
 
     def cancel(self, seq_id: int, waits: bool = True) -> bool:
-        """See :meth:`qindex.queue.queue.Queue.cancel`."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         level = self._parts.level_at(seq_id)
         return level is not None and level.settler.cancel(seq_id & LOW, waits)
 
     def give_back_together(self, asked: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
-        """See :meth:`qindex.queue.settling.Settler.give_back_together`."""
         found: list[StoreError | None] = [None] * len(asked)
         groups: dict[Settler, list[int]] = {}
         for at, (delivery, _) in enumerate(asked):
@@ -594,17 +578,14 @@ class PrioritySettler(Settler):
         return found
 
     def forgive(self, deliveries: Iterable[Delivery]) -> None:
-        """See :meth:`qindex.queue.settling.Settler.forgive`."""
         for settler, listed in self._grouped(deliveries).items():
             settler.forgive(listed)
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
-        """See :meth:`qindex.queue.settling.Settler.take_back_uncounted`."""
         for settler, listed in self._grouped(deliveries).items():
             settler.take_back_uncounted(listed)
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
-        """See :meth:`qindex.queue.queue.Queue.extend_lease`."""
         self._of(delivery).extend_lease(delivery, seconds)
 
 

@@ -84,7 +84,6 @@ class Later:
         raise NotImplementedError
 
     def after(self) -> None:
-        """See :meth:`qindex.queue.prepared_message.Notes.after`."""
         raise NotImplementedError
 
 
@@ -119,7 +118,6 @@ class Producer:
         priority: int | None = None,
         waits: bool = True,
     ) -> int:
-        """See :meth:`qindex.queue.queue.Queue.publish`."""
         state = self.state
         middle, expiry, due, limits = NOTHING, 0, 0, None
         if (
@@ -428,7 +426,6 @@ class Producer:
         priority: int | None = None,
         waits: bool = True,
     ) -> range:
-        """See :meth:`qindex.queue.queue.Queue.publish_many`."""
         if priority is not None:
             raise self.without_priorities(priority)
         state = self.state
@@ -529,7 +526,6 @@ class Producer:
         return seqs
 
     def reserve(self, count: int) -> int:
-        """See :meth:`qindex.queue.queue.Queue.reserve`."""
         if not 0 <= count <= MOST_RESERVED:
             raise UsageError(f"0 to {MOST_RESERVED} seq_ids can be reserved, not {count}")
         with self.state.lock, self.state as state:

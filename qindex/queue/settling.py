@@ -57,7 +57,6 @@ class Settler:
     # -- acknowledged ---------------------------------------------------------------------------
 
     def ack(self, delivery: Delivery, waits: bool = True) -> None:
-        """See :meth:`qindex.queue.queue.Queue.ack`."""
         state, outstanding = self.state, self.outstanding
         lock = state.lock
         synced = waits and state.sync_each
@@ -94,11 +93,9 @@ class Settler:
             state.sync_journal()
 
     def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
-        """See :meth:`qindex.queue.queue.Queue.ack_many`."""
         self._acknowledge(lambda: self.outstanding.seq_ids_of(deliveries), waits)
 
     def ack_up_to(self, seq_id: int, *, waits: bool = True) -> int:
-        """See :meth:`qindex.queue.queue.Queue.ack_up_to`."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         return self._acknowledge(lambda: self.state.index.outstanding_up_to(seq_id), waits)
@@ -117,11 +114,9 @@ class Settler:
         return len(seqs)
 
     def is_out(self, seq_id: int, taken: int | None = None) -> bool:
-        """See :meth:`Outstanding.is_out`."""
         return self.outstanding.is_out(seq_id, taken)
 
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
-        """See :meth:`Outstanding.has_lapsed`."""
         return self.outstanding.has_lapsed(seq_id, taken)
 
     # -- in transactions ------------------------------------------------------------------------
@@ -173,7 +168,6 @@ class Settler:
         count: bool = True,
         waits: bool = True,
     ) -> None:
-        """See :meth:`qindex.queue.queue.Queue.nack`."""
         self._take_back(delivery, delay, count)
         state = self.state
         if waits and state.sync_each and delay and state.later is not None:
@@ -181,7 +175,6 @@ class Settler:
         self.letters.move_waiting(waits)
 
     def reject(self, delivery: Delivery, reason: str | None = None, *, waits: bool = True) -> None:
-        """See :meth:`qindex.queue.queue.Queue.reject`."""
         if reason is not None and not isinstance(reason, str):
             raise UsageError(f"a reason is a str, not {reason!r}")
         state = self.state
@@ -203,7 +196,6 @@ class Settler:
         *,
         waits: bool = True,
     ) -> None:
-        """See :meth:`qindex.queue.queue.Queue.move`."""
         checked_name(queue)
         if queue == self.name:
             raise UsageError(f"queue {queue!r} is where the message is: give it back by nack")
@@ -244,7 +236,6 @@ class Settler:
         return due
 
     def cancel(self, seq_id: int, waits: bool = True) -> bool:
-        """See :meth:`qindex.queue.queue.Queue.cancel`."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         state = self.state
@@ -365,7 +356,6 @@ class Settler:
         state.alarm.set(self, ends)
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
-        """See :meth:`qindex.queue.queue.Queue.extend_lease`."""
         ends = monotonic() + check_lease(seconds)
         with self.state.lock, self.state as state:
             self.outstanding.seq_ids_of([delivery])
