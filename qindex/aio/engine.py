@@ -25,6 +25,7 @@ from qindex.aio.shared import SharedEngine
 from qindex.aio.threads import Helper
 from qindex.aio.transaction import Transaction
 from qindex.aio.waiting import Waiter, first_ring, with_room
+from qindex.client.calls import FanOutOptions, QueueOptions
 from qindex.client.link import Home
 from qindex.engine import engine as plain
 from qindex.engine import opening
@@ -65,12 +66,12 @@ class Engine:
         """Whether it was closed, or is just being closed, or was opened before a fork."""
         return self._engine.closed
 
-    async def queue(self, name: str, **settings: Any) -> Queue:
+    async def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """Return the queue of this name, and make it if there is none.
 
         Args:
             name: The name of the queue.
-            settings: The keyword arguments of :meth:`qindex.Engine.queue`.
+            options: The keyword arguments of :meth:`qindex.Engine.queue`.
 
         Returns:
             The queue.
@@ -79,9 +80,9 @@ class Engine:
             UsageError: The name or a setting is wrong.
         """
         known = self._queues.get(name) if isinstance(name, str) else None
-        if known is not None and not settings and not _is_over(known._queue):
+        if known is not None and not options and not _is_over(known._queue):
             return known
-        opened = await self._aside(partial(self._engine.queue, name, **settings))
+        opened = await self._aside(partial(self._engine.queue, name, **options))
         known = self._queues.get(name)
         if known is None or known._queue is not opened:
             known = self._queues[name] = Queue(self._ports, opened)
@@ -161,10 +162,7 @@ class Engine:
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
+        **options: Unpack[FanOutOptions],
     ) -> list[int]:
         """Publish one message to several queues.
 
@@ -176,10 +174,7 @@ class Engine:
             key: A key for ``find`` and for consumers.
             headers: Headers, kept with their types.
             properties: RabbitMQ's properties.
-            ttl: Seconds after which the message is dropped once it is at the head.
-            persistent: Keep the message beyond the engine's run.
-            confirm: Wait until the message is on disk.
-            timeout: Seconds to wait for room in the queues. None: forever.
+            options: The other keyword arguments of :meth:`qindex.Engine.publish_to`.
 
         Returns:
             Its seq_id in each queue, in their order.
@@ -191,7 +186,9 @@ class Engine:
         names = listed(queues, "queues")
         targets = [await self.queue(name) for name in names]
         message = message_of(body, key, headers, properties, 0)
-        publish = partial(self._engine._publish_to, names, message, ttl, persistent, waits=False)
+        how: Any = options
+        confirm, timeout = how.pop("confirm", False), how.pop("timeout", None)
+        publish = partial(self._engine._publish_to, names, message, waits=False, **how)
         self._check_open()
         if self._ports.noting:
             for target in targets:

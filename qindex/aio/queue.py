@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -14,10 +13,11 @@ from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
-from qindex.format.headers import Until, refuse_without_key
+from qindex.client.calls import BatchOptions, PublishOptions
+from qindex.format.headers import refuse_without_key
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
-from qindex.format.values import Value, coded
+from qindex.format.values import Value, coded, encoded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.delivering import Deliverer
@@ -78,24 +78,7 @@ class Queue:
 
     # -- publishing -----------------------------------------------------------------------------
 
-    async def publish(
-        self,
-        body: Body | Message | Value,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        priority: int | None = None,
-    ) -> int:
+    async def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
         """Append a message and return its seq_id.
 
         The message is appended before the first suspension, or, if it is to be confirmed, in the
@@ -107,19 +90,7 @@ class Queue:
 
         Args:
             body: Bytes, a Message, or any value if the queue has a serializer.
-            key: A key for ``find`` and for consumers.
-            headers: Headers, kept with their types.
-            properties: RabbitMQ's properties.
-            ttl: Seconds after which the message is dropped once it is at the head.
-            persistent: Keep the message beyond the engine's run.
-            confirm: Wait until the message is on disk.
-            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
-            delay: Seconds before which it is not delivered.
-            at: A datetime with a time zone before which it is not delivered.
-            unique: A key that at most one message of the queue holds at a time.
-            window: Seconds for which the unique key stays taken at least.
-            until: What frees the unique key: ``"acked"`` or ``"delivered"``.
-            priority: 0 to the queue's ``max_priority``, higher first.
+            options: The keyword arguments of :meth:`qindex.Queue.publish`.
 
         Returns:
             The seq_id, unique in this queue and never reused.
@@ -133,22 +104,14 @@ class Queue:
         # be an object more for each of thousands of calls that wait, for the collector to look at.
         coder = self._queue._coder
         given: Any = body
+        how: Any = options
         if coder is not None:
-            given, properties = coder.encode(body, properties)
+            given = encoded(coder, body, how)
+        confirm, timeout = how.pop("confirm", False), how.pop("timeout", None)
         durable = confirm or self._sync_each
         if (
             durable
-            and key is None
-            and headers is None
-            and properties is None
-            and ttl is None
-            and delay is None
-            and at is None
-            and unique is None
-            and window is None
-            and until == "acked"
-            and priority is None
-            and persistent is True
+            and not how
             and given.__class__ is bytes
             and len(given) <= self._state.most_plain
             and len(given) <= _ON_LOOP
@@ -161,38 +124,14 @@ class Queue:
             return seq
         if self._noting:
             self._ports.here().append(self._queue)
-        if isinstance(given, Message) and unique is None:
-            refuse_parts(key, headers, properties)
-            refuse_without_key(unique, window, until)
-            seqs = await self.publish_many(
-                [given],
-                ttl=ttl,
-                persistent=persistent,
-                confirm=confirm,
-                timeout=timeout,
-                delay=delay,
-                at=at,
-                priority=priority,
-            )
-            return seqs.start
+        if isinstance(given, Message) and how.get("unique") is None:
+            refuse_parts(*(how.pop(name, None) for name in ("key", "headers", "properties")))
+            unique, window = how.pop("unique", None), how.pop("window", None)
+            refuse_without_key(unique, window, how.pop("until", "acked"))
+            return (await self.publish_many([given], confirm=confirm, timeout=timeout, **how)).start
         if given.__class__ is not bytes and not isinstance(given, Message):
             given = as_bytes(given)
-        publish = partial(
-            self._publish,
-            given,
-            key,
-            headers,
-            properties,
-            ttl,
-            persistent,
-            delay=delay,
-            at=at,
-            unique=unique,
-            window=window,
-            until=until,
-            priority=priority,
-            waits=False,
-        )
+        publish = partial(self._publish, given, waits=False, **how)
         large = len(given.body if isinstance(given, Message) else given) > _ON_LOOP
         seq = -1
         if not large:
@@ -212,16 +151,7 @@ class Queue:
         return seq
 
     async def publish_many(
-        self,
-        messages: Iterable[Body | Message | Value],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
+        self, messages: Iterable[Body | Message | Value], **options: Unpack[BatchOptions]
     ) -> range:
         """Append a batch with one write and return the range of its seq_ids.
 
@@ -229,14 +159,7 @@ class Queue:
 
         Args:
             messages: Bodies, Messages, or values if the queue has a serializer.
-            ttl: As in :meth:`publish`, for each message, like the arguments below.
-            persistent: As in :meth:`publish`.
-            confirm: As in :meth:`publish`.
-            timeout: As in :meth:`publish`.
-            delay: As in :meth:`publish`.
-            at: As in :meth:`publish`.
-            priority: The priority of all messages. None: that of their properties, which must
-                agree.
+            options: The keyword arguments of :meth:`qindex.Queue.publish_many`.
 
         Returns:
             The seq_ids, in the order of the messages.
@@ -244,30 +167,14 @@ class Queue:
         Raises:
             StoreError: As :meth:`publish`. The text names the wrong message; none was published.
         """
-        producer = self._producer
+        how: Any = options
+        confirm, timeout = how.pop("confirm", False), how.pop("timeout", None)
         coded_ones: Any = coded(self._queue._coder, messages)
         batch = coded_ones if isinstance(coded_ones, list | tuple) else list(coded_ones)
-        return await self._publish_batch(
-            batch_bytes(batch),
-            confirm,
-            timeout,
-            lambda: producer.publish_many(
-                batch,
-                ttl=ttl,
-                persistent=persistent,
-                delay=delay,
-                at=at,
-                priority=priority,
-                waits=False,
-            ),
-        )
-
-    async def _publish_batch(
-        self, size: int, confirm: bool, timeout: float | None, publish: Callable[[], range]
-    ) -> range:
+        publish = partial(self._producer.publish_many, batch, waits=False, **how)
         if self._ports.noting:
             self._ports.here().append(self._queue)
-        large = size > _BATCH_ON_LOOP
+        large = batch_bytes(batch) > _BATCH_ON_LOOP
         seqs = await self._publish_with_room(publish, large=large, timeout=timeout)
         await self._rest()
         if (confirm or self._sync_each) and seqs:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import partial
 from time import time_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from qindex.aio.delivery import Delivery
 from qindex.aio.queue import Queue
 from qindex.aio.threads import Helper, asked_to_end
 from qindex.aio.waiting import with_room
+from qindex.client.calls import InOptions
 from qindex.engine import transactions as plain
-from qindex.format.headers import Until
 from qindex.format.message import Body, Message, message_of
 from qindex.format.values import Value
 from qindex.queue.delivery import no_delivery
@@ -47,14 +46,7 @@ class Transaction:
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        timeout: float | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-        unique: str | None = None,
-        window: float | None = None,
-        until: Until = "acked",
-        priority: int | None = None,
+        **options: Unpack[InOptions],
     ) -> int:
         """Publish a message when the transaction is committed.
 
@@ -64,14 +56,7 @@ class Transaction:
             key: A key for ``find`` and for consumers.
             headers: Headers, kept with their types.
             properties: RabbitMQ's properties.
-            ttl: Seconds after which the message is dropped once it is at the head.
-            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
-            delay: Seconds before which it is not delivered.
-            at: A datetime with a time zone before which it is not delivered.
-            unique: A key that at most one message of the queue holds at a time.
-            window: Seconds for which the unique key stays taken at least.
-            until: What frees the unique key: ``"acked"`` or ``"delivered"``.
-            priority: 0 to the queue's ``max_priority``, higher first.
+            options: The other keyword arguments of :meth:`qindex.Transaction.publish`.
 
         Returns:
             The seq_id that the message gets.
@@ -81,13 +66,11 @@ class Transaction:
         if coder is not None:
             given, properties = coder.encode(body, properties)
         message = message_of(given, key, headers, properties, time_ns())
-        due = due_time(delay, at)
+        how: Any = options
+        timeout = how.pop("timeout", None)
+        due = due_time(how.pop("delay", None), how.pop("at", None))
         target = queue._queue if isinstance(queue, Queue) else queue
-        publish = partial(
-            self._plain._publish,
-            *(target, message, ttl, due, unique, window, until, priority),
-            waits=False,
-        )
+        publish = partial(self._plain._publish, target, message, due=due, waits=False, **how)
         return await with_room(partial(self._helper.finish, publish), timeout)
 
     async def ack(self, delivery: Delivery) -> None:

@@ -16,7 +16,7 @@ cdef class DueTimes:
 
     cpdef int hold(self, Py_ssize_t seq, int64_t due) except -1
     @cython.locals(key=object)
-    cdef object _wait(self, Py_ssize_t seq, int64_t due)
+    cpdef object hold_again(self, Py_ssize_t seq, int64_t due)
 
 cpdef int64_t due_time(object delay, object at) except -1
 cpdef object make_key(object due, object seq)

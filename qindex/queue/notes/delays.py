@@ -167,10 +167,10 @@ class DueTimes:
 
     def hold(self, seq: int, due: int) -> None:
         """Delay an entry that was just published."""
-        self._unnoted.append(self._wait(seq, due))
+        self._unnoted.append(self.hold_again(seq, due))
 
-    def _wait(self, seq: int, due: int) -> int:
-        """Keep an entry until it is due, and return its key."""
+    def hold_again(self, seq: int, due: int) -> int:
+        """Delay an entry that came back, or of which the file says nothing; return its key."""
         self._index.hold(seq)
         key = make_key(due, seq)
         heappush(self._waiting, key)
@@ -182,10 +182,6 @@ class DueTimes:
         """Delay entries that were just published together."""
         for seq in seqs:
             self.hold(seq, due)
-
-    def hold_again(self, seq: int, due: int) -> None:
-        """Delay an entry that came back, or of which the file says nothing."""
-        self._wait(seq, due)
 
     def cancelled(self, due: int) -> None:
         """Take note that a message, which was published with this due time, was dropped before it
