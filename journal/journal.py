@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from journal.block_sums import extent
 from journal.durations import NO_DURATIONS, Durations, Stopwatch
-from journal.errors import ClosedError, StorageError
+from journal.errors import ClosedError, StorageError, storage_errors
 from journal.format import ACTION_SIZE, START_SIZE
 from journal.fs.beneath import check_root
 from journal.fs.files import (
@@ -198,7 +198,7 @@ class Journal:
             return
         self.before_waking()
         fs = self._fs
-        try:
+        with storage_errors(self.path, "the journal can't be opened"):
             if not self._mapped and not self._sealed:
                 # The checksums go before their bytes change.
                 self._sums.remove()
@@ -209,8 +209,6 @@ class Journal:
                 fd, self._fd = self._fd, -1
                 fs.close(fd)
                 raise
-        except OSError as error:
-            raise StorageError(self.path, "the journal can't be opened", error) from error
         self.at_rest = False
 
     def _map_again(self) -> None:
@@ -293,11 +291,9 @@ class Journal:
             self.wake()
             if self.end + room <= (self.word_limit if reserve else self.limit):
                 return
-        try:
+        with storage_errors(self.path, "the journal can't grow"):
             if self.in_reserve or self.end + room > len(self.map):
                 self._map_more(room, reserve)
-        except OSError as error:
-            raise StorageError(self.path, "the journal can't grow", error) from error
         if not self.in_reserve and not isinstance(self.map, WrittenMap):
             self._write_ahead(room)
 
@@ -515,7 +511,7 @@ class Journal:
         if end <= front:
             return None
         fs = self._fs
-        try:
+        with storage_errors(self.path, "the journal can't be copied"):
             fd = create(fs, self.path + _NEW_SUFFIX)
             try:
                 fs.fallocate(fd, 0, end - front)
@@ -527,8 +523,6 @@ class Journal:
             except BaseException:
                 self._discard_new(fd)
                 raise
-        except OSError as error:
-            raise StorageError(self.path, "the journal can't be copied", error) from error
         return Retired(fd, None, end - front, sums)
 
     def rebase(self, front: int, prepared: Retired | None) -> Retired | None:
@@ -697,7 +691,7 @@ class Journal:
             self.map = _NO_MAP
             self.refuse()
             fd, self._fd = self._fd, -1
-            try:
+            with storage_errors(self.path, "the journal can't be closed"):
                 try:
                     self._sums.close()
                     if cut and (self._kept or not self.at_rest):
@@ -711,8 +705,6 @@ class Journal:
                         self._close_retired()
                     elif fd >= 0:
                         self._fs.close(fd)
-            except OSError as error:
-                raise StorageError(self.path, "the journal can't be closed", error) from error
 
     def _sync_at_close(self, fd: int) -> None:
         if self._poison.reason is not None or self.is_durable():

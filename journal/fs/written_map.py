@@ -17,7 +17,7 @@ import struct
 import sys
 from typing import Any, Final
 
-from journal.errors import StorageError
+from journal.errors import storage_errors
 from journal.fs.beneath import BeneathFileSystem
 from journal.fs.files import FileSystem, RealFileSystem, duplicate, pread_all
 
@@ -42,13 +42,10 @@ class WrittenMap(mmap.mmap):
     def __setitem__(self, key: Any, value: Any, /) -> None:
         start = (key.start or 0) if isinstance(key, slice) else key
         data = value if isinstance(key, slice) else bytes((value,))
-        try:
-            with memoryview(data) as view:
-                done = 0
-                while done < len(view):
-                    done += os.pwrite(self._fd, view[done:], start + done)
-        except OSError as error:
-            raise StorageError(self._path, "can't be appended to", error) from error
+        with storage_errors(self._path, "can't be appended to"), memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], start + done)
         super().__setitem__(key, value)
 
     def close(self) -> None:

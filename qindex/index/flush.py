@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from journal.errors import StorageError
+from journal.errors import storage_errors
 from journal.fs.files import FileSystem, ReadBuffer
 from qindex.index import segment_file
 from qindex.index.segment_file import SegmentPlan, segment_path
@@ -57,7 +57,7 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
     unacked = {segment.number: segment.unacked for segment in plan.segments}
     for segment in sorted(plan.segments, key=lambda one: unacked[one.number] > 0):
         path = segment_path(plan.directory, segment.number)
-        try:
+        with storage_errors(path, "the segment can't be written"):
             if not unacked[segment.number]:
                 # An earlier try of this flush, which failed later on, may have removed the file,
                 # or have made a file that the index does not know.
@@ -68,13 +68,9 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
                 continue
             names_changed |= segment.file_size == 0
             written += segment_file.append(fs, plan.directory, plan.journal, segment)
-        except OSError as error:
-            raise StorageError(path, "the segment can't be written", error) from error
     if names_changed:
         # The removal of a file is also synced. If the file came back after a loss of power, with
         # the journal of its acks emptied, acknowledged messages would come back.
-        try:
+        with storage_errors(plan.directory, "the directory can't be synced"):
             fs.sync_dir(plan.directory)
-        except OSError as error:
-            raise StorageError(plan.directory, "the directory can't be synced", error) from error
     return written

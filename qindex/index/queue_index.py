@@ -562,12 +562,10 @@ class QueueIndex(IndexReader):
                     alive = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
                     going = self.stored_ids(segment, alive)
                     segment.unload()
-                try:
+                with storage_errors(path, "the segment can't be deleted"):
                     if segment.file_size:
                         segment_file.delete(self.fs, self.directory, segment.number)
                         unlinked = True
-                except OSError as error:
-                    raise StorageError(path, "the segment can't be deleted", error) from error
                 dropped += segment.stored_unacked
                 self._live_before -= segment.stored_unacked
                 del self.segments[segment.number]
@@ -583,12 +581,8 @@ class QueueIndex(IndexReader):
                 stored += going
         if unlinked:
             # A sync of the queue syncs the journal only: the names are made durable here.
-            try:
+            with storage_errors(self.directory, "the directory can't be synced"):
                 self.fs.sync_dir(self.directory)
-            except OSError as error:
-                raise StorageError(
-                    self.directory, "the directory can't be synced", error
-                ) from error
         return dropped
 
     # -- after a call that was cut short --------------------------------------------------------

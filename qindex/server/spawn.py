@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from journal.errors import DisconnectedError, LockedError, StorageError, UsageError
+from journal.errors import DisconnectedError, LockedError, StorageError, UsageError, storage_errors
 from qindex.format import layout
 from qindex.server import place
 from qindex.server import protocol as wire
@@ -81,10 +81,8 @@ def try_to_connect(directory: str) -> socket.socket | None:
 def start(directory: str, options: dict[str, Any], linger: float) -> None:
     """Start a server, unless a server runs, begins or ends there. Raises its errors."""
     place.prepare(directory)
-    try:
+    with storage_errors(directory, "the store can't be opened"):
         fd = place.open_directory(directory)
-    except OSError as error:
-        raise StorageError(directory, "the store can't be opened", error) from error
     try:
         lock = place.lock(directory, fd)
         if lock is None:
@@ -146,8 +144,9 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
     environment = {key: one for key, one in os.environ.items() if not key.startswith("PYTHON")}
     flags = ["-I", "-B"] if sys.flags.dont_write_bytecode else ["-I"]
     command = [interpreter(), *flags, "-c", _BOOT, _paths(), arguments]
-    try:
-        with subprocess.Popen(
+    with (
+        storage_errors(command[0], "the server can't be started"),
+        subprocess.Popen(
             command,
             stdin=lock,
             stdout=subprocess.PIPE,
@@ -156,11 +155,10 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
             umask=0o077,
             env=environment,
             close_fds=True,
-        ) as process:
-            assert process.stdout is not None
-            said = process.stdout.read(1 << 16)
-    except OSError as error:
-        raise StorageError(command[0], "the server can't be started", error) from error
+        ) as process,
+    ):
+        assert process.stdout is not None
+        said = process.stdout.read(1 << 16)
     try:
         kind, *values = msgpack.unpackb(said)
     except (ValueError, msgpack.UnpackException) as error:

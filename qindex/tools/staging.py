@@ -44,13 +44,11 @@ class Staging:
         self._partial = self.target + _SUFFIX
         self.path: str = os.path.join(self._partial, _CONTENT)
         _check_place(self.target, os.fspath(source))
-        try:
+        with storage_errors(self.target, "can't be made"):
             self._check_empty()
             if not is_there(fs, os.path.dirname(self.target)):
                 raise UsageError(f"{os.path.dirname(self.target)}: no such directory")
             fs = self.fs = private_directory(self._partial, fs)
-        except OSError as error:
-            raise StorageError(self.target, "can't be made", error) from error
         try:
             self._lock = DirectoryLock(fs, os.path.join(self._partial, _LOCK))
             try:

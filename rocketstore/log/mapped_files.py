@@ -181,10 +181,8 @@ class MappedFile:
         if self._writable:
             return words.piece(self.map(), position, position + length)
         self.open()
-        try:
+        with storage_errors(self.path, "can't be read"):
             return pread_all(self._fs, self.fd, length, position)
-        except OSError as error:
-            raise StorageError(self.path, "can't be read", error) from error
 
     def close(self) -> None:
         """Release map and descriptor; the file's bytes stay as they are, and its next use opens

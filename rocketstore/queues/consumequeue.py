@@ -82,17 +82,13 @@ class Descriptors:
     def write(self, path: str, data: bytes, position: int) -> None:
         """Write into a file. Raises :class:`StorageError`."""
         self._dirty.add(path)
-        try:
+        with storage_errors(path, "can't be written"):
             pwrite_all(self._fs, self.get(path), data, position)
-        except OSError as error:
-            raise StorageError(path, "can't be written", error) from error
 
     def read(self, path: str, length: int, position: int) -> bytes:
         """Read from a file. Raises :class:`StorageError`."""
-        try:
+        with storage_errors(path, "can't be read"):
             return pread_all(self._fs, self.get(path), length, position)
-        except OSError as error:
-            raise StorageError(path, "can't be read", error) from error
 
     def remove(self, path: str) -> None:
         """Delete a file (a read-only store only forgets it). Raises :class:`StorageError`."""

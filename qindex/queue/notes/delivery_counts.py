@@ -25,7 +25,7 @@ from collections.abc import Mapping
 
 from xxhash import xxh3_64_intdigest
 
-from journal.errors import StorageError
+from journal.errors import StorageError, storage_errors
 from journal.fs.files import FileSystem, pwrite_all, read_optional, replace_file
 from qindex.queue.notes.entry_note import EntryNote
 
@@ -87,10 +87,8 @@ class DeliveryCounts:
         self._fs = fs
         self._path = os.path.join(directory, FILE_NAME)
         self._noted = noted
-        try:
+        with storage_errors(self._path, "the counts can't be read"):
             data = read_optional(fs, self._path) or b""
-        except OSError as error:
-            raise StorageError(self._path, "the counts can't be read", error) from error
         for seq_id, count in unpack_counts(data).items():
             note = noted.setdefault(seq_id, EntryNote())
             if note.deliveries < 0:
