@@ -21,7 +21,8 @@ from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivery import LAPSED, Delivery, no_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.notes.delays import due_time, now_us, pause_before
-from qindex.queue.notes.leases import Lease, check_lease
+from qindex.queue.notes.entry_note import Lease
+from qindex.queue.notes.leases import check_lease
 from qindex.queue.outstanding import Outstanding
 from qindex.queue.state import QueueState
 

@@ -10,8 +10,8 @@ import pytest
 
 import qindex
 from qindex.format.entries import Entry
-from qindex.queue.notes.entry_note import EntryNote
-from qindex.queue.notes.leases import Lease, Leases
+from qindex.queue.notes.entry_note import EntryNote, Lease
+from qindex.queue.notes.leases import Leases
 from tests.qindex.support import WAIT, open_quietly
 
 SHORT = 0.05

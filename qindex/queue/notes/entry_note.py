@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qindex.queue.notes.leases import Lease
+    from qindex.format.entries import Entry
+    from qindex.queue.delivery import Delivery
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease, with all that gives its message back: ``delivery`` loses it (``None``: one of a
+    batch, which finds out by itself); ``count``: how often the message was delivered, this time
+    included."""
+
+    ends: float
+    seq_id: int
+    body: bytes
+    extra: int | Entry
+    count: int
+    delivery: Delivery | None
 
 
 class EntryNote:

@@ -6,34 +6,13 @@ acknowledged are delivered again anyway. Times are of :func:`time.monotonic`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
 from journal.errors import UsageError
-from qindex.format.entries import Entry
-from qindex.queue.notes.entry_note import EntryNote
-
-if TYPE_CHECKING:
-    from qindex.queue.delivery import Delivery
-
+from qindex.queue.notes.entry_note import EntryNote, Lease
 
 _MOST = 1e9
 _SPARE = 1024
-
-
-@dataclass(slots=True)
-class Lease:
-    """A lease, with all that gives its message back: ``delivery`` loses it (``None``: one of a
-    batch, which finds out by itself); ``count``: how often the message was delivered, this time
-    included."""
-
-    ends: float
-    seq_id: int
-    body: bytes
-    extra: int | Entry
-    count: int
-    delivery: Delivery | None
 
 
 class Leases:
