@@ -9,7 +9,9 @@ import numpy as np
 
 from journal.errors import StoreError
 from qindex.format.envelope import Moved
+from qindex.format.headers import due_of
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.queue.notes.delays import now_us
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.producing import Producer
@@ -64,21 +66,32 @@ def _prepared(producer: Producer, moved: Moved) -> Prepared:
 
 
 class _Marks(Notes):
-    """Mark the messages of an append that were delivered before, before anybody else sees them.
+    """Delay the messages of an append that are not due yet, and mark those that were delivered
+    before, before anybody else sees them.
 
     ``error``: that failed, and the messages are there all the same.
     """
 
     def __init__(self, level: QueueParts, moved: Sequence[Moved]) -> None:
-        self._index = level.state.index
+        self._state = level.state
         self._moved = moved
         self._first = 0
+        self._dues: list[tuple[int, int]] = []
         self.error: StoreError | None = None
 
     def before(self, first: int, items: Sequence[Prepared]) -> None:
         self._first = first
+        now = now_us()
+        for at, one in enumerate(self._moved):
+            due = 0 if one.redelivered else due_of(one.message.headers)
+            if due > now:
+                self._dues.append((first + at, due))
+        if self._dues:
+            self._state.delays()
 
     def after(self) -> None:
+        for seq, due in self._dues:
+            self._state.delays().hold(seq, due)
         try:
             self.mark(self._first)
         except StoreError as error:
@@ -88,7 +101,7 @@ class _Marks(Notes):
         """Mark them, published from ``first`` on. The queue's lock is held."""
         seqs = [first + at for at, one in enumerate(self._moved) if one.redelivered]
         if seqs:
-            self._index.note_delivered(np.array(seqs, np.int64))
+            self._state.index.note_delivered(np.array(seqs, np.int64))
 
 
 def mark_delivered(level: QueueParts, first: int, moved: Sequence[Moved]) -> None:

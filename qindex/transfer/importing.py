@@ -43,6 +43,7 @@ from journal.fs.files import (
     REAL,
     PathLike,
     checked_path,
+    make_dirs,
     read_optional,
     replace_file,
     unlink_if_there,
@@ -132,6 +133,7 @@ def import_messages(
 def _alone(directory: str) -> Iterator[None]:
     """Keep other imports out of a store that a server has open for them all."""
     with storage_errors(directory, "the store can't be opened"):
+        make_dirs(REAL, directory)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not REAL.lock(fd):

@@ -26,6 +26,7 @@ from qindex.view.reader import Row, StoreReader
 from tests.golden import golden
 from tests.qindex.support import queue_directory
 from tests.qindex.transfer.support import contents, fill
+from tests.server.support import end_server
 
 ROOT = Path(__file__).parents[3]
 FORMATS = ["jsonl", "parquet"]
@@ -74,6 +75,31 @@ def test_beside_a_running_writer(tmp_path: Path, suffix: str) -> None:
         export_messages(tmp_path / "a", tmp_path / f"x.{suffix}")
     import_messages([tmp_path / f"x.{suffix}"], tmp_path / "b")
     assert [row[0] for row in contents(tmp_path / "b")["q"]] == [b"%d" % n for n in range(100)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("max_priority", [None, 2])
+def test_delayed_messages_stay_delayed(
+    tmp_path: Path, max_priority: int | None, shared: bool
+) -> None:
+    with qindex.open(tmp_path / "a") as engine:
+        queue = engine.queue("q", max_priority=max_priority)
+        queue.publish(b"now")
+        queue.publish_many([b"later", b"later still"], delay=2000)
+        queue.publish(b"latest", delay=3000)
+        expected = queue.stats()
+    export_messages(tmp_path / "a", tmp_path / "x.jsonl")
+    import_messages([tmp_path / "x.jsonl"], tmp_path / "b", shared=shared, linger=0)
+    if shared:
+        end_server(tmp_path / "b")
+    found = StoreReader(tmp_path / "b").queue("q").summary()
+    for _ in range(2):
+        with qindex.open(tmp_path / "b") as engine:
+            stats = engine.queue("q").stats()
+            assert [one.body for one in engine.queue("q").peek(10)] == [b"now"]
+        assert (stats.ready, stats.delayed) == (found.ready, found.delayed) == (1, 3)
+        assert stats.next_due == expected.next_due
+    assert not verify(tmp_path / "b").findings
 
 
 def test_of_a_rabbitmq_node_with_all_types(tmp_path: Path, suffix: str) -> None:
