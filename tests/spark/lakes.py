@@ -28,7 +28,7 @@ from tests.waiting import WAIT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_BATCH = 500
+_BATCH = 400
 """Messages of a batch, so that each run has several."""
 _FEW_TASKS = {"spark.databricks.delta.snapshotPartitions": "2"}
 """Delta reads its log with 50 tasks otherwise, for each batch."""
@@ -87,15 +87,15 @@ def ingest_and_kill(
 
     def publish_some() -> None:
         nonlocal published
-        some = range(published, published + 300)
+        some = range(published, published + 200)
         # Runs in which everything fits go another way.
-        bad = {n for n in some if n % 5 == 0 and published % 900 == 0}
+        bad = {n for n in some if n % 5 == 0 and published % 600 == 0}
         for store in ("a", "b"):
             bodies = (b"%d" % n if n in bad else b'{"n": %d}' % n for n in some)
             publish(root / "fleet" / store, *bodies)
             for n in some:
                 expected["messages_bad" if n in bad else "messages"].append((store, n))
-        published += 300
+        published += 200
 
     def commits() -> int:
         return len([path for path in lake.glob("checkpoints/*/commits/*") if path.name.isdigit()])

@@ -38,9 +38,9 @@ class Following(Beside):
     def begin(self, driver: Driver) -> None:
         """Follow until the driver is killed."""
         with qindex.open(self._source, background=False, segment_entry_count=256) as engine:
-            some = range(self.published, self.published + 400)
+            some = range(self.published, self.published + 200)
             engine.queue("q").publish_many([b"%d" % number for number in some])
-        self.published += 400
+        self.published += 200
         self._before = self._batches()
         driver.say("follow", self._source, self.sink, self._checkpoint)
 
