@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from difflib import get_close_matches
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -26,6 +27,7 @@ from journal.errors import (
 from qindex.compat.kombu.channel import Channel as StoreChannel
 from qindex.compat.kombu.getter import Getter, Inbox, give_back
 from qindex.compat.kombu.topology import Owners, Topology
+from qindex.format.rabbitmq.names import MAX_PRIORITY
 from qindex.options import Options
 
 if TYPE_CHECKING:
@@ -99,8 +101,12 @@ class Transport(virtual.Transport):
             path = unquote(url.partition("://")[2].partition("?")[0])
         else:
             path = "/" + (client.virtual_host or "").lstrip("/")
-        if path in ("", "/"):
-            raise UsageError(f"a broker URL names a directory, as qindex:///srv/data, not {url!r}")
+        # Relative, it would be another directory in each program.
+        if path in ("", "/") or not os.path.isabs(path):
+            raise UsageError(
+                "a broker URL names a directory by its absolute path, as qindex:///srv/data, "
+                f"not {url!r}"
+            )
         return path
 
     @property
@@ -123,6 +129,14 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Open the store, with the options of it that are among the transport's options."""
         given = self.client.transport_options
+        for name in given.keys() - _OPTIONS - {"max_priority"}:
+            # Others are kombu's, or another transport's.
+            similar = get_close_matches(name, [*_OPTIONS, "max_priority"], 1, 0.85)
+            if similar:
+                raise UsageError(f"there is no transport option {name!r}: {similar[0]!r} is meant?")
+        most = given.get("max_priority") or 0
+        if type(most) is not int or not 0 <= most <= MAX_PRIORITY:
+            raise UsageError(f"max_priority must be None or 0 to {MAX_PRIORITY}, not {most!r}")
         options = {name: value for name, value in given.items() if name in _OPTIONS}
         self.engine = qindex.open(self.directory, shared=True, **options)
         try:

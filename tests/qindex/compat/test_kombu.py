@@ -292,8 +292,23 @@ def test_the_transport_by_its_path(store: Path) -> None:
             assert connection.transport.directory.rstrip("/") == str(store)
             assert str(store) in connection.as_uri()
             assert connection.transport.driver_version() == qindex.__version__
-    with pytest.raises(qindex.UsageError, match="names a directory"):
-        Connection("qindex://").connect()
+    for url in ("qindex://", "qindex://srv/data"):
+        with pytest.raises(qindex.UsageError, match="by its absolute path"):
+            Connection(url).connect()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"durabilty": "fsync"}, "'durability' is meant"),
+        ({"max_priority": "high"}, "max_priority must be"),
+        ({"durability": "often"}, "durability"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, options: dict[str, object], text: str) -> None:
+    with pytest.raises(qindex.UsageError, match=text):
+        Connection(f"qindex://{tmp_path}", transport_options=options).connect()
+    assert not list(tmp_path.iterdir())
 
 
 @not_quick("it starts a server of its own")
