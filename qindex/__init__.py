@@ -303,6 +303,8 @@ def open(
         "vhost": vhost,
         "segment_entry_count": segment_entry_count,
     }
+    if not isinstance(shared, bool):
+        raise UsageError(f"shared must be True or False, not {shared!r}")
     if shared:
         if read_only:
             raise UsageError("read_only=True needs no shared=True: it works beside any writer")

@@ -379,7 +379,10 @@ def open(directory: PathLike, **options: Any) -> _Opening[Engine] | _Opening[Sha
     """
     if options.pop("read_only", False):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")
-    if options.pop("shared", False):
+    shared = options.pop("shared", False)
+    if not isinstance(shared, bool):
+        raise UsageError(f"shared must be True or False, not {shared!r}")
+    if shared:
         return _Opening(partial(_open_shared, directory, **options))
     return _Opening(partial(_open, partial(qindex.open, directory, **options)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from typing import Annotated, Any
 
@@ -165,6 +166,8 @@ def run_command(
 
     if verbose:
         logging.basicConfig(level=logging.INFO)
+    if not os.path.isdir(context.obj):
+        raise UsageError(f"{context.obj}: no such directory")
     with qindex.open(context.obj, shared=True) as engine:
         ticker = qindex.Ticker(engine)
         for name in (signal.SIGTERM, signal.SIGINT):

@@ -558,7 +558,7 @@ class Engine:
         if held:
             was = f"max_priority={stored}" if stored else "no priorities"
             raise UsageError(
-                f"queue {name!r} has {was} and holds {held} messages: max_priority can be set to "
+                f"queue {name!r} has {was}, and messages: {held}. max_priority can be set to "
                 f"{asked} only while it is empty"
             )
 

@@ -122,7 +122,8 @@ def format_of(path: Path, name: str | None = None) -> FileFormat:
     chosen = name or _SUFFIXES.get(path.suffix.lower())
     if chosen not in FORMATS:
         raise UsageError(
-            f"{path}: ends in neither .jsonl nor .parquet; set the format ({', '.join(FORMATS)})"
+            f"{path}: ends in neither .jsonl nor .parquet; say which it is: format= or --format "
+            f"({', '.join(FORMATS)})"
         )
     try:
         module: FileFormat = importlib.import_module(FORMATS[chosen])

@@ -11,7 +11,8 @@
 ``body`` is there where it is text. Of ``headers`` and ``properties`` what JSON has no words for is
 written as :mod:`qindex.cli.output` tells; ``envelope_base64`` keeps all of it, and counts before
 them. ``queues`` lists all exported queues, those without messages also, with their settings.
-Lines made by others need no first line, and no more than ``body`` or ``body_base64``.
+Lines made by others need no first line, and no more than ``body`` or ``body_base64``. Fields of
+other names are ignored, unless they look misspelt.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import binascii
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +37,11 @@ from qindex.view.row_json import json_line, row_json
 PARTS = "jsonl"
 _HEADER = "qindex_messages"
 _TOO_DEEP = "is nested too deeply"
+_READ = (
+    "queue body body_base64 envelope_base64 key headers properties priority timestamp expiry "
+    "redelivered persistent"
+).split()
+_WRITTEN = {*_READ, "seq_id", "msg_id", "size", "location", "error"}
 
 
 def pieces(reader: QueueReader, after: Mapping[int | None, int], most: int) -> Iterator[Piece]:
@@ -137,6 +144,10 @@ def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
                 raise UsageError(f"body must be text, not {type(text).__name__}")
             body = text.encode()
         given["body"] = body
+        for name in values.keys() - _WRITTEN:
+            similar = get_close_matches(name, _READ, 1)
+            if similar:
+                raise UsageError(f"has a field {name!r}: {similar[0]!r} is meant?")
         return moved_of(given)
     except (UsageError, UnicodeEncodeError) as error:
         raise FormatError(path, number, str(error)) from error

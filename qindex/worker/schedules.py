@@ -501,7 +501,7 @@ def _checked_when(
     cron: str | None, every: float | None, timezone: str | None
 ) -> tuple[str | None, str | None]:
     if (cron is None) == (every is None):
-        raise UsageError("a schedule needs a cron expression or every=, not both")
+        raise UsageError("a schedule needs either a cron expression or every= (--every)")
     if cron is not None:
         zone(timezone or _UTC)
         return checked_cron(cron), timezone or _UTC

@@ -642,13 +642,13 @@ def test_max_priority_is_fixed_once_there_are_messages(tmp_path: Path) -> None:
         queue = engine.queue("jobs", max_priority=3)
         assert engine.queue("jobs", max_priority=5) is queue
         seq = queue.publish(b"x", priority=5)
-        with pytest.raises(qindex.UsageError, match="max_priority=5 and holds 1 messages"):
+        with pytest.raises(qindex.UsageError, match="max_priority=5, and messages: 1"):
             engine.queue("jobs", max_priority=3)
         assert engine.queue("jobs", max_priority=5) is queue
         with pytest.raises(qindex.UsageError, match="can't be taken away"):
             engine.queue("jobs", max_priority=qindex.UNSET)
     with qindex.open(tmp_path) as engine:
-        with pytest.raises(qindex.UsageError, match="max_priority=5 and holds 1 messages"):
+        with pytest.raises(qindex.UsageError, match="max_priority=5, and messages: 1"):
             engine.queue("jobs", max_priority=3)
         queue = engine.queue("jobs")
         assert queue.get().seq_id == seq
@@ -668,7 +668,7 @@ def test_a_plain_queue_becomes_a_priority_queue_while_it_is_empty(
     engine = qindex.open(tmp_path)
     plain = engine.queue("jobs", max_length=5)
     plain.publish(b"x")
-    with pytest.raises(qindex.UsageError, match="has no priorities and holds 1 messages"):
+    with pytest.raises(qindex.UsageError, match="has no priorities, and messages: 1"):
         engine.queue("jobs", max_priority=3)
     taken = plain.get()
     with pytest.raises(qindex.UsageError, match="holds 1 messages"):

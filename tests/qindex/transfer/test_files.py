@@ -458,6 +458,7 @@ GOOD = '{"queue": "q", "body": "fine"}\n'
         (GOOD + '{"queue": "q", "body": 5}\n', 2, "body must be text"),
         (GOOD + '{"queue": "q", "body_base64": "a"}\n', 2, "not base64"),
         (GOOD + '{"queue": "q", "body": "x", "key": 5}\n', 2, "key must be"),
+        (GOOD + '{"queue": "q", "body": "x", "kye": "k"}\n', 2, "'key' is meant"),
         (GOOD + '{"queue": "q", "body": "x", "headers": [1]}\n', 2, "headers must be"),
         (GOOD + '{"queue": "q", "body": "x", "headers": {"a": {"$x": 1}}}\n', 2, r"\$x"),
         (GOOD + '{"queue": "q", "body": "x", "headers": {"a": {"$ext": 1}}}\n', 2, r"\$ext"),
@@ -554,7 +555,7 @@ def test_a_name_that_no_queue_has(tmp_path: Path) -> None:
 
 def test_wrong_use(tmp_path: Path) -> None:
     fill(tmp_path / "a", 2)
-    with pytest.raises(qindex.UsageError, match="set the format"):
+    with pytest.raises(qindex.UsageError, match="say which it is"):
         export_messages(tmp_path / "a", tmp_path / "x.csv")
     with pytest.raises(qindex.UsageError, match="no queue"):
         export_messages(tmp_path / "a", tmp_path / "x.jsonl", ["none"])
