@@ -37,10 +37,8 @@ from qindex.view.row_json import json_line, row_json
 PARTS = "jsonl"
 _HEADER = "qindex_messages"
 _TOO_DEEP = "is nested too deeply"
-_READ = (
-    "queue body body_base64 envelope_base64 key headers properties priority timestamp expiry "
-    "redelivered persistent"
-).split()
+_READ = ["queue", "body", "body_base64", "envelope_base64", "key", "headers", "properties"]
+_READ += ["priority", "timestamp", "expiry", "redelivered", "persistent"]
 _WRITTEN = {*_READ, "seq_id", "msg_id", "size", "location", "error"}
 
 
