@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -13,11 +14,11 @@ from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
-from qindex.client.calls import BatchOptions, PublishOptions
-from qindex.format.headers import refuse_without_key
+from qindex.client.calls import BatchOptions
+from qindex.format.headers import Until, refuse_without_key
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
-from qindex.format.values import Value, coded, encoded
+from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.delivering import Deliverer
@@ -78,7 +79,24 @@ class Queue:
 
     # -- publishing -----------------------------------------------------------------------------
 
-    async def publish(self, body: Body | Message | Value, **options: Unpack[PublishOptions]) -> int:
+    async def publish(
+        self,
+        body: Body | Message | Value,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
+        priority: int | None = None,
+    ) -> int:
         """Append a message and return its seq_id.
 
         The message is appended before the first suspension, or, if it is to be confirmed, in the
@@ -90,7 +108,19 @@ class Queue:
 
         Args:
             body: Bytes, a Message, or any value if the queue has a serializer.
-            options: The keyword arguments of :meth:`qindex.Queue.publish`.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            ttl: Seconds after which the message is dropped once it is at the head.
+            persistent: Keep the message beyond the engine's run.
+            confirm: Wait until the message is on disk.
+            timeout: Seconds to wait for room with ``overflow="block"``. None: forever.
+            delay: Seconds before which it is not delivered.
+            at: A datetime with a time zone before which it is not delivered.
+            unique: A key that at most one message of the queue holds at a time.
+            window: Seconds for which the unique key stays taken at least.
+            until: What frees the unique key: ``"acked"`` or ``"delivered"``.
+            priority: 0 to the queue's ``max_priority``, higher first.
 
         Returns:
             The seq_id, unique in this queue and never reused.
@@ -104,14 +134,22 @@ class Queue:
         # be an object more for each of thousands of calls that wait, for the collector to look at.
         coder = self._queue._coder
         given: Any = body
-        how: Any = options
         if coder is not None:
-            given = encoded(coder, body, how)
-        confirm, timeout = how.pop("confirm", False), how.pop("timeout", None)
+            given, properties = coder.encode(body, properties)
         durable = confirm or self._sync_each
         if (
             durable
-            and not how
+            and key is None
+            and headers is None
+            and properties is None
+            and ttl is None
+            and delay is None
+            and at is None
+            and unique is None
+            and window is None
+            and until == "acked"
+            and priority is None
+            and persistent is True
             and given.__class__ is bytes
             and len(given) <= self._state.most_plain
             and len(given) <= _ON_LOOP
@@ -124,14 +162,38 @@ class Queue:
             return seq
         if self._noting:
             self._ports.here().append(self._queue)
-        if isinstance(given, Message) and how.get("unique") is None:
-            refuse_parts(*(how.pop(name, None) for name in ("key", "headers", "properties")))
-            unique, window = how.pop("unique", None), how.pop("window", None)
-            refuse_without_key(unique, window, how.pop("until", "acked"))
-            return (await self.publish_many([given], confirm=confirm, timeout=timeout, **how)).start
+        if isinstance(given, Message) and unique is None:
+            refuse_parts(key, headers, properties)
+            refuse_without_key(unique, window, until)
+            seqs = await self.publish_many(
+                [given],
+                ttl=ttl,
+                persistent=persistent,
+                confirm=confirm,
+                timeout=timeout,
+                delay=delay,
+                at=at,
+                priority=priority,
+            )
+            return seqs.start
         if given.__class__ is not bytes and not isinstance(given, Message):
             given = as_bytes(given)
-        publish = partial(self._publish, given, waits=False, **how)
+        publish = partial(
+            self._publish,
+            given,
+            key,
+            headers,
+            properties,
+            ttl,
+            persistent,
+            delay=delay,
+            at=at,
+            unique=unique,
+            window=window,
+            until=until,
+            priority=priority,
+            waits=False,
+        )
         large = len(given.body if isinstance(given, Message) else given) > _ON_LOOP
         seq = -1
         if not large:
