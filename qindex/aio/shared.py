@@ -24,12 +24,8 @@ from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
-from qindex.aio.described import described_by
 from qindex.aio.threads import asked_to_end, to_the_end
 from qindex.client import calls
-from qindex.client import engine as client_engine
-from qindex.client import queue as client_queue
-from qindex.client import transaction as client_transaction
 from qindex.client.calls import (
     Ahead,
     BatchOptions,
@@ -165,7 +161,6 @@ class _Owner(Owner):
             link.tell(wire.TAKE_BACK, pairs)
 
 
-@described_by(client_queue.SharedQueue)
 class SharedQueue(Opens):
     """One durable queue of a shared store. Made by :meth:`SharedEngine.queue`.
 
@@ -252,6 +247,14 @@ class SharedQueue(Opens):
         return range(*await link.request(verb, self.at[1], last, given))
 
     async def reserve(self, count: int) -> int:
+        """Reserve seq_ids for the next messages, durably on return.
+
+        Args:
+            count: The number of seq_ids.
+
+        Returns:
+            The first of them.
+        """
         return int((await self._call(ANY, wire.RESERVE, count))[0])
 
     # -- delivering -----------------------------------------------------------------------------
@@ -276,6 +279,17 @@ class SharedQueue(Opens):
         ack: Delivery | None = None,
         seq_id: int | None = None,
     ) -> Delivery | None:
+        """Take the next message. It stays in the queue until it is acknowledged.
+
+        Args:
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+            ack: A delivery of this queue to acknowledge first, in the same request.
+            seq_id: Take this message, delayed or not, without waiting.
+
+        Returns:
+            The delivery. None if no message came in time, or message ``seq_id`` can't be taken.
+        """
         self._engine._check_delivery()
         request: calls.Request = wire.GET, calls.seconds_to_wait(timeout), lease
         if seq_id is not None:
@@ -296,6 +310,16 @@ class SharedQueue(Opens):
     async def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
+        """Take several messages at once, in order.
+
+        Args:
+            max_messages: The most messages to take.
+            timeout: Seconds to wait for the first one. 0 does not wait. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The batch. It is empty if no message came in time.
+        """
         self._engine._check_delivery()
         steps = calls.get_many(self, max_messages, timeout, lease, _Owner)
         return Batch(self, await self._run(steps))
@@ -303,12 +327,42 @@ class SharedQueue(Opens):
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
     ) -> SharedConsumer:
+        """Yield messages as they come, until none came for ``timeout`` seconds.
+
+        The server sends messages ahead. Messages that the loop did not reach go back when it ends,
+        and do not count as delivered.
+
+        Args:
+            prefetch: The most messages that are sent ahead, or unacknowledged.
+            timeout: Seconds without a message after which the loop ends. None: never.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            An iterator with a ``stop()`` method.
+        """
         return SharedConsumer(self, prefetch, timeout, lease)
 
     async def peek(self, max_messages: int = 1) -> list[Delivery]:
+        """Look at the next messages without taking them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            Up to ``max_messages`` deliveries, which can't be settled.
+        """
         return [Delivery(self, one) for one in await self._run(calls.peek(max_messages))]
 
     async def find(self, key: str, max_messages: int = 100) -> list[Delivery]:
+        """Look at the messages with a key, without taking them.
+
+        Args:
+            key: The key that the messages were published with.
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages that are ready or delayed, in the order of their seq_ids.
+        """
         found = await self._run(calls.find(key, max_messages))
         return [Delivery(self, one) for one in found]
 
@@ -326,17 +380,55 @@ class SharedQueue(Opens):
             raise
 
     async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery: its message never comes back.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.ACK)
 
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
+        """Requeue a message at its place, to be delivered again.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            delay: Seconds before which it is not delivered again. None: the queue's ``backoff``.
+            count: Whether this delivery counts towards the ``delivery_limit``.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.NACK, *calls.nack_values(delay, count))
 
     async def cancel(self, seq_id: int) -> bool:
+        """Drop a message that was never delivered, delayed or not.
+
+        Args:
+            seq_id: The seq_id that publishing the message returned.
+
+        Returns:
+            True if no consumer has had the message and none will. False if nothing changed.
+        """
         return bool((await self._call(ANY, wire.CANCEL_MESSAGE, seq_id))[0])
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
+        """Refuse a message for good: it becomes a dead letter, or is dropped.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            reason: A text for the reader of the dead letter.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.REJECT, *(() if reason is None else (reason,)))
 
     async def move(
@@ -347,9 +439,29 @@ class SharedQueue(Opens):
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
     ) -> None:
+        """Put a message into another queue of the store, all or nothing.
+
+        Args:
+            delivery: A delivery of this queue that is not settled.
+            queue: The name of the other queue, which is made if there is none.
+            headers: The message's new headers. None: its present ones.
+            delay: Seconds before which it is not delivered there.
+
+        Raises:
+            LeaseExpiredError: The lease or the session has ended, so the message went back.
+            UsageError: The delivery was settled before.
+        """
         await self._settle(delivery, wire.MOVE, *calls.move_values(queue, headers, delay))
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge a batch with one write.
+
+        Args:
+            deliveries: Deliveries of this queue that are not settled.
+
+        Raises:
+            StoreError: As :meth:`ack`. None was acknowledged.
+        """
         if type(deliveries) is Batch:
             await self._run(calls.ack_many(self, deliveries._plain))
             return
@@ -357,9 +469,27 @@ class SharedQueue(Opens):
         await self._run(calls.ack_many(self, listed))
 
     async def ack_up_to(self, seq_id: int) -> int:
+        """Acknowledge all outstanding deliveries, of all processes, up to a seq_id.
+
+        Args:
+            seq_id: The highest seq_id.
+
+        Returns:
+            The number of acknowledged deliveries.
+        """
         return int((await self._call(ANY, wire.ACK_UP_TO, seq_id))[0])
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
+        """Let the lease of a delivery end ``seconds`` from now.
+
+        Args:
+            delivery: A delivery with a lease.
+            seconds: The new time that is left.
+
+        Raises:
+            LeaseExpiredError: The lease has ended.
+            UsageError: The delivery has no lease, or the lease would get shorter.
+        """
         one = _plain(delivery)
         owner = owner_of(self, one)
         await self._call(*calls.lease_request(owner, one, seconds))
@@ -368,6 +498,14 @@ class SharedQueue(Opens):
     # -- the rest -------------------------------------------------------------------------------
 
     async def configure(self, **settings: Any) -> None:
+        """Change settings of the queue. They are kept with it.
+
+        Args:
+            settings: The settings to change, by name. ``qindex.UNSET`` takes one away.
+
+        Raises:
+            UsageError: There is no such setting, or its value is wrong.
+        """
         values, unset = calls.settings_of(changeable(settings))
         await self._call(ANY, wire.READY)  # not a queue that was deleted
         await self._engine._call(wire.OPEN, self.name, True, values, unset)
@@ -405,12 +543,19 @@ class SharedQueue(Opens):
         return await asyncio.to_thread(call)
 
     async def purge(self) -> int:
+        """Drop all ready messages. Those with consumers stay.
+
+        Returns:
+            The number of dropped messages.
+        """
         return int((await self._call(ANY, wire.PURGE))[0])
 
     async def flush(self) -> None:
+        """Bring the journal into the segment files and empty it; durable on return."""
         await self._call(ANY, wire.QUEUE_FLUSH)
 
     async def sync(self) -> None:
+        """Make all that returned before durable against power loss."""
         await self._call(ANY, wire.QUEUE_SYNC)
 
     async def settings(self) -> QueueSettings:
@@ -419,6 +564,7 @@ class SharedQueue(Opens):
         return found
 
     async def stats(self) -> QueueStats:
+        """Return the queue's figures at this moment."""
         found: QueueStats = wire.from_plain((await self._call(ANY, wire.QUEUE_STATS))[0])
         return found
 
@@ -513,7 +659,6 @@ class SharedConsumer(AsyncIterator[Delivery]):
                 self._end()
 
 
-@described_by(client_transaction.SharedTransaction)
 class SharedTransaction:
     """As :class:`qindex.client.transaction.SharedTransaction`, in an ``async with`` block. Made by
     :meth:`SharedEngine.transaction`. Cancelled, it ends as :class:`qindex.aio.Transaction`."""
@@ -537,6 +682,19 @@ class SharedTransaction:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[InOptions],
     ) -> int:
+        """Publish a message when the transaction is committed.
+
+        Args:
+            queue: The queue, or its name.
+            body: Bytes, a Message, or any value if the queue has a serializer.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            options: The other keyword arguments of :meth:`qindex.Transaction.publish`.
+
+        Returns:
+            The seq_id that the message gets.
+        """
         target = queue if isinstance(queue, SharedQueue) else await self._engine.queue(queue)
         given: Any = body
         if target._coder is not None:
@@ -546,6 +704,11 @@ class SharedTransaction:
         return seq
 
     async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery when the transaction is committed.
+
+        Args:
+            delivery: A delivery of this store that is not settled.
+        """
         one = _plain(delivery)
         queue, request = self._calls.ack(one)
         await self._make(queue._call(*request))
@@ -582,7 +745,6 @@ class SharedTransaction:
             raise cancelled
 
 
-@described_by(client_engine.SharedEngine)
 class SharedEngine:
     """A store that this process shares with others, for the coroutines of one loop. Made by
     ``qindex.aio.open(..., shared=True)``; an async context manager."""
@@ -658,6 +820,18 @@ class SharedEngine:
         return SharedTransaction(self)
 
     async def queue(self, name: str, **options: Unpack[QueueOptions]) -> SharedQueue:
+        """Return the queue of this name, and make it if there is none.
+
+        Args:
+            name: The queue's name, up to 255 bytes.
+            options: The keyword arguments of :meth:`qindex.Engine.queue`.
+
+        Returns:
+            The queue.
+
+        Raises:
+            UsageError: The name or a setting is wrong.
+        """
         coder, values, unset = calls.opening(name, options)
         number = (await self._call(wire.OPEN, name, True, values, unset))[0]
         at = self._generation(), number
@@ -675,6 +849,17 @@ class SharedEngine:
         return names
 
     async def delete_queue(self, name: str) -> int:
+        """Delete a queue and its messages.
+
+        Args:
+            name: The name of the queue.
+
+        Returns:
+            The number of messages it held, which are lost.
+
+        Raises:
+            UsageError: There is no such queue.
+        """
         checked_name(name)
         count: int = (await self._call(wire.DELETE_QUEUE, name))[0]
         self._queues.pop(name, None)
@@ -687,6 +872,16 @@ class SharedEngine:
         *,
         lease: float | None = None,
     ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one.
+
+        Args:
+            queues: Queues of this engine, or their names. A name costs one more round trip.
+            timeout: Seconds to wait for a message. None: forever.
+            lease: Seconds in which to settle it. Then it returns to its place by itself.
+
+        Returns:
+            The delivery, whose ``queue_name`` says where it is from. None if none came in time.
+        """
         given = [
             one if isinstance(one, SharedQueue) else await self.queue(one)
             for one in listed(queues, "queues")
@@ -714,6 +909,23 @@ class SharedEngine:
         properties: Mapping[str, Any] | None = None,
         **options: Unpack[FanOutOptions],
     ) -> list[int]:
+        """Publish one message to several queues.
+
+        Args:
+            queues: The names of the queues, each once.
+            body: Bytes, or a Message with its own key, headers and properties.
+            key: A key for ``find`` and for consumers.
+            headers: Headers, kept with their types.
+            properties: RabbitMQ's properties.
+            options: The keyword arguments of :meth:`qindex.Engine.publish_to`.
+
+        Returns:
+            Its seq_id in each queue, in their order.
+
+        Raises:
+            QueueFullError: One of the queues is full; none has the message.
+            DisconnectedError: The server died. The message may be published; see ``maybe_done``.
+        """
         message = message_of(body, key, headers, properties, time_ns())
         given = calls.options_of(options, FanOutOptions)
         names, parts = listed(queues, "queues"), calls.message_parts(message)
@@ -739,6 +951,11 @@ class SharedEngine:
         return found
 
     async def compact(self) -> CompactionReport | None:
+        """Reclaim the space of dead messages in the message store now.
+
+        Returns:
+            A report of the reclaimed space. None if there is no message store.
+        """
         found: CompactionReport | None = wire.from_plain((await self._call(wire.COMPACT))[0])
         return found
 
