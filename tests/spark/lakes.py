@@ -172,7 +172,8 @@ def try_ingest(kind: str, root: Path, kills: int = 3) -> None:
     count = table("messages").count()
     if kind == "delta":
         (compact,) = re.findall(r"^```sql\n(.*?)\n```$", _PIPELINE.read_text(), re.M | re.DOTALL)
-        day = table("messages").agg({"day": "max"}).collect()[0][0]
+        # Just after midnight the newest day has one file a store, and nothing to compact.
+        day = table("messages").groupBy("day").count().orderBy("count").collect()[-1][0]
         compact = re.sub(r"\d{4}-\d\d-\d\d", str(day), compact.replace("/srv", str(root)))
         assert spark.sql(compact).collect()[0]["metrics"]["numFilesRemoved"] > 0
         assert table("messages").count() == count
@@ -208,7 +209,9 @@ def main(title: str, root: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         main(sys.argv[1], Path(place) / "recipe")
-        # Delta's over kills only on demand: it failed in two of some twenty runs, one of them for a
-        # reason that is not known yet.
+        # Delta's over kills only on demand: it takes five minutes, and it failed in two of some
+        # twenty runs, once for a reason that was not found. Eight later runs passed. Two causes are
+        # possible: just after midnight there was nothing to compact, and on a busy machine Spark
+        # gives up a Python process that is not there after ten seconds (docs/pipeline.md).
         if sys.argv[1] == "Iceberg" or sys.argv[2:]:
             try_ingest(sys.argv[1].lower(), Path(place) / "ingest", *map(int, sys.argv[2:]))
