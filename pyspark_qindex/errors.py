@@ -31,9 +31,13 @@ class SparkMissingError(StoreError):
 def explain(error: BaseException) -> str:
     """Say in one line what went wrong.
 
-    An error of this project: its own words, wherever Spark has wrapped it. A package that one of
-    Spark's machines has not: where it has to be installed. Else the last Python error in it, else
-    what Java says.
+    Args:
+        error: What a call of Spark raised.
+
+    Returns:
+        The words of an error of this project, wherever Spark has wrapped it. For a package that one
+        of Spark's machines has not: where it has to be installed. Else the last Python error in it,
+        else what Java says.
     """
     text = str(error)
     cause: BaseException | None = error

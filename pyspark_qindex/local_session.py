@@ -76,11 +76,19 @@ def session(
 ) -> SparkSession:
     """Return a session with our sources registered; the running one, if there is one.
 
-    ``master``: ``local[N]``, or a cluster's, whose machines need the packages of the extra
-    ``spark`` and see the stores under the same paths; ``sc://HOST[:PORT]`` is a Spark Connect
-    server, on whose machine this holds, too. ``conf``: settings beside, or in place of, those made
-    here. ``quick``: for a few small jobs. Raises :class:`SparkMissingError` without pyspark or
-    Java, or what Spark Connect needs.
+    Args:
+        app_name: The name of the application.
+        master: ``local[N]``, or a cluster's, whose machines need the packages of the extra
+            ``spark`` and see the stores under the same paths. ``sc://HOST[:PORT]`` is a Spark
+            Connect server, on whose machine this holds, too.
+        conf: Settings beside, or in place of, those made here.
+        quick: For a few small jobs: starts faster, and runs long jobs slower.
+
+    Returns:
+        The session.
+
+    Raises:
+        SparkMissingError: pyspark, Java or what Spark Connect needs is missing.
     """
     try:
         from pyspark.sql import SparkSession
@@ -119,12 +127,9 @@ def active_session() -> SparkSession | None:
     """Return the running session, also one of Spark Connect."""
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
+    active: SparkSession | None = SparkSession.getActiveSession()
     connect = sys.modules.get("pyspark.sql.connect.session")  # else there is none
-    if active is None and connect is not None:
-        found: SparkSession | None = connect.SparkSession.getActiveSession()
-        return found
-    return active
+    return active or (connect.SparkSession.getActiveSession() if connect else None)
 
 
 def register(spark: SparkSession) -> None:
@@ -132,6 +137,9 @@ def register(spark: SparkSession) -> None:
 
     Where these packages come out of an archive (``--py-files qindex.whl``) executors get it, too:
     Spark itself hands on zip, egg and jar, but no wheel.
+
+    Args:
+        spark: A session of any kind.
     """
     from pyspark_qindex.sources import QindexSource, RocketSource
 
