@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from pyspark_qindex.jobs.results import JobOptions, Outcome
 
-
 JOB_NAMES: Final = ("audit", "stats", "report", "build-index", "export", "import", "migrate",
                     "ingest")  # fmt: skip
 _ANSWERS: Final = re.compile(r"(?:spark|sc)://([^/]+)(?:/.*)?")

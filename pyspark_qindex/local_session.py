@@ -29,7 +29,6 @@ from pyspark_qindex.errors import SparkMissingError, one_line
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
 OLDEST: Final = 17
 _SCRIPT: Final = """#!/bin/sh
 # Spark asks for a module that this Java has not.
