@@ -71,10 +71,25 @@ class Refusing:
     def __init__(self, why: Callable[[int], StoreError]) -> None:
         self.why = why
 
-    def _refuse(self, delivery: Delivery, /, *_how: object) -> NoReturn:
+    def ack(self, delivery: Delivery, /) -> NoReturn:
+        """Refuse, as do the other ways to settle."""
         raise self.why(delivery.seq_id)
 
-    ack = nack = reject = move = extend_lease = _refuse
+    def nack(self, delivery: Delivery, /, *_how: object) -> NoReturn:
+        """See :meth:`ack`."""
+        self.ack(delivery)
+
+    def reject(self, delivery: Delivery, /, *_how: object) -> NoReturn:
+        """See :meth:`ack`."""
+        self.ack(delivery)
+
+    def move(self, delivery: Delivery, /, *_how: object) -> NoReturn:
+        """See :meth:`ack`."""
+        self.ack(delivery)
+
+    def extend_lease(self, delivery: Delivery, /, *_how: object) -> NoReturn:
+        """See :meth:`ack`."""
+        self.ack(delivery)
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Do nothing: they came back, or were never out."""

@@ -44,8 +44,8 @@ HEADS: Final = np.dtype([("size", ">u4"), ("flags", "u1"), ("checksum", ">u2"), 
 """The same as a column."""
 assert HEADS.itemsize == ENTRY_HEAD.size
 
-parse_header = partial(queue_index_v2.parse_header, magic=MAGIC)
-pack_header = partial(queue_index_v2.pack_header, magic=MAGIC)
+parse_header: partial[queue_index_v2.Header] = partial(queue_index_v2.parse_header, magic=MAGIC)
+pack_header: partial[bytes] = partial(queue_index_v2.pack_header, magic=MAGIC)
 
 
 def checksum(record: bytes | memoryview) -> int:

@@ -40,10 +40,10 @@ class EntryNote:
     __slots__ = ("deliveries", "due", "forgiven", "lapsed_at", "lease", "msg_id", "nacked_at")
 
     def __init__(self) -> None:
-        self.nacked_at = 0
-        self.lapsed_at = -1
-        self.deliveries = -1
-        self.forgiven = False
-        self.due = 0
+        self.nacked_at: int = 0
+        self.lapsed_at: int = -1
+        self.deliveries: int = -1
+        self.forgiven: bool = False
+        self.due: int = 0
         self.msg_id: bytes | None = None
         self.lease: Lease | None = None
