@@ -5,15 +5,17 @@
 #   sh scripts/test.sh --all       everything, real servers and Spark among it: under 25 minutes
 #   sh scripts/test.sh --nightly   every bit, every point, minutes of fuzzing: hours
 #
-# Further arguments go to pytest. Three processes share the tests: on two cores one of them waits for
-# something, as a rule. Tests that need a program which is not here say so and are skipped.
+# Further arguments go to pytest. Three processes share the tests, four the quick ones: on two cores
+# some of them wait for something, as a rule. Tests that need a program which is not here say so and are skipped.
 # tests/effort.py has what the tiers differ in; QINDEX_ROTATION sets which slices the long tests take,
 # else the commit does. The tests make their stores in TMPDIR. Where it is not set they make them in
 # memory, if there is enough of it: they sync thousands of small files. Nightly ones use the disk.
 set -eu
+processes=4
 case ${1-} in
     --all | --nightly)
         QINDEX_TIER=${1#--}
+        processes=3
         shift
         ;;
     *) QINDEX_TIER=quick ;;
@@ -30,4 +32,4 @@ has_room() {
 if [ -z "${TMPDIR-}" ] && [ "$QINDEX_TIER" != nightly ] && has_room; then
     export TMPDIR=/dev/shm
 fi
-exec .venv/bin/python -m pytest -n 3 "$@"
+exec .venv/bin/python -m pytest -n $processes "$@"

@@ -29,7 +29,7 @@ _NO_SESSION = tuple(
     for name in ("cluster", "kills", "logs", "many_files", "options", "publishing", "remote")
 )
 """Of these, files whose tests have no JVM, or drivers in processes of their own."""
-_FIRST = (*_TOGETHER, "tests/qindex/test_rabbitmq_node", "tests/interrupts/")
+_FIRST = (*_TOGETHER, "tests/qindex/test_rabbitmq_node", "tests/interrupts/", "tests/worker/")
 """What takes longest: begun last, it would keep one process busy while the other is done."""
 
 
