@@ -10,7 +10,7 @@ for version in ${*:-4.1 4.2}; do
     python=build/spark-$version/bin/python
     if [ ! -x "$python" ]; then
         "${PYTHON:-python3}" -m venv "build/spark-$version"
-        "$python" -m pip install --quiet --disable-pip-version-check -e ".[spark]" "pyspark==$version.*"
+        "$python" -m pip install --quiet --disable-pip-version-check -e ".[cli,spark]" "pyspark==$version.*"
     fi
     "$python" -m tests.spark.smoke
     case $version in
