@@ -39,8 +39,11 @@ def as_bytes(body: Body) -> bytes:
     else."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
-    what = "str: encode it, as by text.encode()" if isinstance(body, str) else type(body).__name__
-    raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}")
+    remedy = "encode it, as by text.encode()"
+    if not isinstance(body, str):
+        remedy = 'for other values ask for engine.queue(name, serializer="json")'
+    what = type(body).__name__
+    raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}: {remedy}")
 
 
 def refuse_parts(

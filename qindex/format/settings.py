@@ -81,7 +81,9 @@ class QueueSettings:
         for name, shape in _SHAPES.items():
             value = getattr(self, name)
             if name != "dead_letter" and not shape.fits(value):
-                raise UsageError(f"{name} must be {shape.wanted}, not {value!r}")
+                form = "None or exponential:BASE:CAP, both in seconds"
+                wanted = form if name == "backoff" else shape.wanted
+                raise UsageError(f"{name} must be {wanted}, not {value!r}")
         if self.dead_letter is not None:
             checked_name(self.dead_letter)
         if self.backoff is not None:

@@ -9,7 +9,12 @@ The import registers the scheme ``qindex``. Where nothing imports it, name the t
 
 from __future__ import annotations
 
-from kombu.transport import TRANSPORT_ALIASES
+try:
+    from kombu.transport import TRANSPORT_ALIASES
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'{error.name} is missing: pip install "qindex[celery]"', name=error.name
+    ) from error
 
 from qindex.compat.kombu.channel import Channel
 from qindex.compat.kombu.qos import QoS
