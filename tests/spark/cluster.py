@@ -141,7 +141,8 @@ class Cluster:
     def _wait_for_workers(self) -> None:
         until = time.monotonic() + WAIT
         while time.monotonic() < until:
-            with contextlib.suppress(OSError):
+            # Its page in JSON comes a moment after the one in HTML, which answers in its place.
+            with contextlib.suppress(OSError, ValueError):
                 page = urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=5)
                 if json.load(page)["aliveworkers"] == _WORKERS:
                     return
