@@ -264,10 +264,11 @@ def test_no_task_is_lost_whoever_is_killed(running: Running, victim: str) -> Non
     running.send()
     running.await_alive()
     for _ in range(KILLS):
+        before = len(running.accepted())
         running.send()
         if victim == "client":
             # It dies in the middle of what it sends.
-            wanted = len(running.accepted()) + rng.randrange(BATCH)
+            wanted = before + rng.randrange(BATCH)
             wait_until(lambda: len(running.accepted()) >= wanted, running.logs)  # noqa: B023
         else:
             running.await_alive()
