@@ -13,6 +13,7 @@ from msgstore import CompactionReport
 from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.opening import known_queue, open_here, refuse_node
 from qindex.cli.output import print_result
+from qindex.view.reader import StoreReader
 
 
 def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = False) -> int:
@@ -58,7 +59,7 @@ def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
     without a live message are deleted, and the live messages of files that are mostly garbage are
     combined into new files. Killing it loses nothing.
     """
-    refuse_node(directory, "its node compacts it")
+    refuse_node(StoreReader(directory), directory, "its node compacts it")
     with open_here(directory, background=False) as engine:
         report = engine.compact() or CompactionReport()
         stats = engine.stats().message_store

@@ -22,14 +22,15 @@ def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngin
 def known_queue(directory: str, queue: str) -> str:
     """Return the name of a queue that is there, in a store of qindex, and make nothing. Raises
     :class:`StoreError`."""
-    name = StoreReader(directory).queue(queue).name
-    refuse_node(directory, "its node alone may change it")
+    store = StoreReader(directory)
+    name = store.queue(queue).name
+    refuse_node(store, directory, "its node alone may change it")
     return name
 
 
-def refuse_node(directory: str, why: str) -> None:
-    """Raise :class:`NotAStoreError` for a RabbitMQ directory; it says ``why``."""
-    if StoreReader(directory).kind != "qindex":
+def refuse_node(store: StoreReader, directory: str, why: str) -> None:
+    """Raise :class:`NotAStoreError` if a store is a RabbitMQ node's; it says ``why``."""
+    if store.kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: {why}")
 
 

@@ -16,6 +16,7 @@ from qindex.cli.opening import open_here, refuse_node
 from qindex.cli.output import flush, key_text, print_json, print_line, print_result
 from qindex.cli.tables import aligned
 from qindex.cli.traffic import split_header
+from qindex.view.reader import StoreReader
 from qindex.view.row_json import body_fields
 
 schedule_app: typer.Typer = typer.Typer(
@@ -143,7 +144,7 @@ def run_now_command(context: typer.Context, name: Name, as_json: JsonOption = Fa
 
 
 def _change(directory: str, name: str, method: str, done: str, as_json: bool) -> int:
-    refuse_node(directory, "it has no schedules")
+    refuse_node(StoreReader(directory), directory, "it has no schedules")
     with open_here(directory) as engine:
         found = engine.schedules().get(name)
         if found is None:
