@@ -185,3 +185,12 @@ def test_times_that_no_longer_hold_are_forgotten() -> None:
     assert leases.due(6.0) == []
     assert [one.seq_id for one in leases.due(7.0)] == [1]
     assert leases.next_end() is None
+
+
+def test_a_lease_that_was_extended_to_the_same_time_ends_once() -> None:
+    noted = {7: EntryNote()}
+    leases = Leases(noted)
+    noted[7].lease = lease = Lease(5.0, 7, b"", 0, 1, None)
+    leases.add(lease)
+    leases.add(lease)
+    assert leases.due(6.0) == [lease]

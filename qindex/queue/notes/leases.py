@@ -41,7 +41,8 @@ class Leases:
         ended = []
         while self._times and self._times[0][0] <= now:
             lease = self._ending(heappop(self._times))
-            if lease is not None:
+            # Extended to the same time, it is there twice, next to itself.
+            if lease is not None and not (ended and ended[-1] is lease):
                 ended.append(lease)
         return ended
 
