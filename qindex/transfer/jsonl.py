@@ -23,6 +23,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -143,14 +144,21 @@ def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
             body = text.encode()
         given["body"] = body
         for name in values.keys() - _WRITTEN:
-            similar = get_close_matches(name, _READ, 1)
-            if similar:
-                raise UsageError(f"has a field {name!r}: {similar[0]!r} is meant?")
+            _refuse_misspelt(name)
         return moved_of(given)
     except (UsageError, UnicodeEncodeError) as error:
         raise FormatError(path, number, str(error)) from error
     except RecursionError as error:
         raise FormatError(path, number, _TOO_DEEP) from error
+
+
+@lru_cache(1000)
+def _refuse_misspelt(name: str) -> None:
+    """Raise :class:`UsageError` for a field that looks like one of ours. Each name is compared
+    once, however many lines have it."""
+    similar = get_close_matches(name, _READ, 1)
+    if similar:
+        raise UsageError(f"has a field {name!r}: {similar[0]!r} is meant?")
 
 
 def _bytes(values: dict[str, Any], name: str) -> bytes | None:

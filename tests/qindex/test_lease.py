@@ -190,7 +190,8 @@ def test_times_that_no_longer_hold_are_forgotten() -> None:
 def test_a_lease_that_was_extended_to_the_same_time_ends_once() -> None:
     noted = {7: EntryNote()}
     leases = Leases(noted)
-    noted[7].lease = lease = Lease(5.0, 7, b"", 0, 1, None)
+    lease = Lease(5.0, 7, b"", 0, 1, None)
+    noted[7].lease = lease
     leases.add(lease)
     leases.add(lease)
     assert leases.due(6.0) == [lease]

@@ -38,7 +38,7 @@ class Leases:
 
     def due(self, now: float) -> list[Lease]:
         """Return the leases that have ended, each once."""
-        ended = []
+        ended: list[Lease] = []
         while self._times and self._times[0][0] <= now:
             lease = self._ending(heappop(self._times))
             # Extended to the same time, it is there twice, next to itself.
