@@ -4,7 +4,7 @@ of tasks go to the executors inside the closure; nothing but results reaches the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -126,8 +126,9 @@ def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:
     return {store: os.path.join(root, name) for store, name in store_names(stores).items()}
 
 
-def store_names(stores: Sequence[str]) -> dict[str, str]:
-    """Return a directory name for each store: its path below what all have in common, with ``~``.
+def store_names(stores: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return a directory name for each store: its path below what all have in common, with ``~``,
+    or the ``known`` one.
 
     >>> store_names(["/srv/fleet/a/orders", "/srv/fleet/b/orders"])
     {'/srv/fleet/a/orders': 'a~orders', '/srv/fleet/b/orders': 'b~orders'}
@@ -135,8 +136,8 @@ def store_names(stores: Sequence[str]) -> dict[str, str]:
     parts = {store: store.replace("://", "/").strip("/").split("/") for store in set(stores)}
     shared = [len(set(names)) == 1 for names in zip(*parts.values(), strict=False)]
     common = [*shared, False].index(False) if len(parts) > 1 else -1
-    names: dict[str, str] = {}
-    for store in sorted(parts):
+    names = dict(known or {})
+    for store in sorted(parts.keys() - names):
         name = "~".join(parts[store][common:]) or "store"
         while name in names.values():
             name += "~"

@@ -20,7 +20,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, Final
 
 import pyspark
@@ -43,7 +42,7 @@ from journal.fs.files import REAL, names_in, read_file, read_optional, replace_f
 from journal.locks.directory_lock import DirectoryLock
 from journal.schema import ListOf, Record, Row, Text, check
 from pyspark_qindex.errors import one_line
-from pyspark_qindex.jobs.fleet import find_fleet, store_names
+from pyspark_qindex.jobs.fleet import find_fleet, store_names, together
 from pyspark_qindex.jobs.results import JobOptions, Outcome
 from pyspark_qindex.local_session import read
 from pyspark_qindex.sources import check_stream
@@ -230,13 +229,7 @@ class _State:
     def name_stores(self, urls: list[str]) -> list[str]:
         """Name each new store for good; return notes of stores that are gone."""
         notes = [f"no longer there: {url}" for url in sorted({*self.stores} - {*urls})]
-        taken = {*self.stores.values()}
-        for url, name in store_names([*self.stores, *urls]).items():
-            if url not in self.stores:
-                while name in taken:
-                    name += "~"
-                taken.add(name)
-                self.stores[url] = name
+        self.stores = store_names([*self.stores, *urls], self.stores)
         return notes
 
     def choose_schema(
@@ -274,7 +267,7 @@ def _inferred(spark: SparkSession, table: str, urls: list[str]) -> StructType:
         read(spark, url, ["body"], source=source).where(short).limit(_SAMPLED_BODIES)
         for url in some
     ]
-    bodies = [bytes(row[0]) for row in reduce(DataFrame.unionAll, frames).collect()]
+    bodies = [bytes(row[0]) for row in together(frames).collect()]
     texts = [text for text in map(_object, bodies) if text]
     found = spark.read.json(spark.sparkContext.parallelize(texts, 1)).schema
     if not found.fields:
@@ -472,23 +465,19 @@ class _Run:
 def _stream_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
     """Write the tables of what fits, then the others. Where everything fits, the stream of the
     others only moves on: to parse each message twice would double the cost of a run."""
-
     options = runs[0].options
-
-    def place(table: str) -> str:
-        return _place(_checkpoint(options, table))
-
-    together = {run.name for run in runs if place(run.name) == place(run.name + _BAD)}
+    level = [_place(options, run.name) == _place(options, run.name + _BAD) for run in runs]
     counts = _stream(options, [run.good() for run in runs])
     others = []
-    for run in runs:
-        clean = run.name in together and counts[run.name]["bad"] == 0
-        others.append(run.bad(place(run.name) if clean else ""))
+    for run, is_level in zip(runs, level, strict=True):
+        clean = is_level and counts[run.name]["bad"] == 0
+        others.append(run.bad(_place(options, run.name) if clean else ""))
     return counts | _stream(options, others)
 
 
-def _place(checkpoint: str) -> str:
+def _place(options: JobOptions, table: str) -> str:
     """Return the offsets after the last committed batch of a stream, as JSON, or nothing."""
+    checkpoint = _checkpoint(options, table)
     done = names_in(REAL, os.path.join(checkpoint, "commits"))
     last = max((int(name) for name in done if name.isdigit()), default=None)
     if last is None:

@@ -184,10 +184,11 @@ def _text(name: str, value: Any) -> str:
 
 
 def _age(seconds: int) -> str:
-    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    for (unit, size), (below, part) in pairwise(units):
         if seconds >= size:
             return f"{seconds // size:,} {unit} {seconds % size // part} {below}"
-    return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
+    return f"{seconds} s"
 
 
 def _moment(moment: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
