@@ -201,7 +201,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
     with rocketstore.open(root, flush_interval=0.01, **TINY) as store:
 
         def put() -> None:
-            while not stop.is_set():
+            while not stop.wait(0.01):  # or a slow rebuild would meet an ever larger store
                 fill(store, 20)
 
         fill(store)
