@@ -45,6 +45,7 @@ SYNCED = b"synced"
 """The boot id of a commit whose messages were durable before it."""
 _HEAD = struct.Struct(">I8s")
 _END = b"\xff"
+_ROOM = bytes(4096)
 _PUBLISHES, _COMMITS = b"\x94\xcf", b"\x93\xcf"
 """A list, and the type of its first item, the number."""
 _LENGTH = struct.Struct(">I")
@@ -250,7 +251,10 @@ def _pending(data: bytes) -> dict[tuple[str, int], list[int]]:
 
 def _values(data: bytes) -> Iterator[tuple[int, list[Any] | None]]:
     """Yield offset and content of each frame; None for a damaged one. O(n) without damage."""
-    data = data.rstrip(b"\0")
+    end = len(data)
+    while data.endswith(_ROOM, 0, end):  # the room after the frames: 8 MiB at most
+        end -= len(_ROOM)
+    data = data[:end].rstrip(b"\0")
     at = 0
     while at + _HEAD.size < len(data):
         packed, end = _frame_at(data, at)
