@@ -179,6 +179,7 @@ class SqliteFifo(Fifo):
     batch_publish = True
     batch_get = True
     note = "hand-written"
+    columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB"
 
     def __init__(self, directory: Path, durability: str) -> None:
         self._db = sqlite3.connect(
@@ -188,9 +189,7 @@ class SqliteFifo(Fifo):
         level = "FULL" if durability == "fsync" else "NORMAL"
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {level}")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS messages (id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB)"
-        )
+        self._db.execute(f"CREATE TABLE IF NOT EXISTS messages ({self.columns})")
         self._head = 0
 
     def publish(self, body: bytes) -> None:
@@ -205,7 +204,7 @@ class SqliteFifo(Fifo):
             )
             self._db.execute("COMMIT")
 
-    def take(self) -> tuple[int, bytes]:
+    def take(self) -> tuple[int, bytes] | None:
         with self._lock:
             row: tuple[int, bytes] = self._db.execute(
                 "SELECT id, body FROM messages WHERE id > ? ORDER BY id LIMIT 1", (self._head,)
