@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import qindex
 import qindex.aio
 from benchmarks.bodies import Bodies
 from benchmarks.program import common_parser, fresh, parse_common, reporting
-from benchmarks.report import OURS, Report, Round, Sample
+from benchmarks.report import OURS, Found, Report
+from benchmarks.stopwatch import Stopwatch
 
 _BARS = (
     ("aio publish / plain publish", "aio_publish", "publish", 0.5),
@@ -37,11 +35,15 @@ class _Run:
         self._directory = directory
         self._count = count
         self._confirmed = confirmed
-        self.figures: dict[str, list[Round]] = {}
+        self.found = Found()
 
-    def note(self, figure: str, count: int, started: float) -> None:
-        rate = Sample(count / (perf_counter() - started), count=count)
-        self.figures.setdefault(figure, []).append({OURS: rate})
+    @contextmanager
+    def rate(self, figure: str, count: int) -> Iterator[None]:
+        """Note the rate of what the block does."""
+        watch = Stopwatch()
+        with watch.running(count):
+            yield
+        self.found.note(figure, OURS, watch.rate())
 
     def round(self) -> None:
         """Run each part once, on a store of its own."""
@@ -58,29 +60,26 @@ class _Run:
         path = fresh(self._directory)
         with path as directory, qindex.open(directory, durability=durability) as engine:
             queue = engine.queue("q")
-            started = perf_counter()
-            for body in bodies:
-                queue.publish(body)
-            self.note(figure, len(bodies), started)
+            with self.rate(figure, count):
+                for body in bodies:
+                    queue.publish(body)
 
     async def _twin(self) -> None:
         bodies = Bodies().take(self._count)
-        path = tempfile.mkdtemp(dir=self._directory)
-        async with qindex.aio.open(path) as engine:
-            queue = await engine.queue("q")
-            started = perf_counter()
-            for body in bodies:
-                await queue.publish(body)
-            self.note("aio_publish", len(bodies), started)
-            confirmed = bodies[: self._confirmed]
-            started = perf_counter()
-            for body in confirmed[: self._confirmed // 10]:
-                await queue.publish(body, confirm=True)
-            self.note("aio_confirmed_one_by_one", self._confirmed // 10, started)
-            await self._together(
-                "aio_confirmed", lambda n: queue.publish(confirmed[n], confirm=True)
-            )
-        shutil.rmtree(path)
+        confirmed = bodies[: self._confirmed]
+        with fresh(self._directory) as directory:
+            async with qindex.aio.open(directory) as engine:
+                queue = await engine.queue("q")
+                with self.rate("aio_publish", self._count):
+                    for body in bodies:
+                        await queue.publish(body)
+                few = confirmed[: self._confirmed // 10]
+                with self.rate("aio_confirmed_one_by_one", len(few)):
+                    for body in few:
+                        await queue.publish(body, confirm=True)
+                with self.rate("aio_confirmed", self._confirmed):
+                    calls = (queue.publish(body, confirm=True) for body in confirmed)
+                    await asyncio.gather(*calls)
 
     async def _alone(self) -> None:
         loop = asyncio.get_running_loop()
@@ -98,12 +97,8 @@ class _Run:
             await future
             return number
 
-        await self._together("asyncio_alone", one)
-
-    async def _together(self, figure: str, call: Callable[[int], Coroutine[Any, Any, int]]) -> None:
-        started = perf_counter()
-        await asyncio.gather(*(call(number) for number in range(self._confirmed)))
-        self.note(figure, self._confirmed, started)
+        with self.rate("asyncio_alone", self._confirmed):
+            await asyncio.gather(*map(one, range(self._confirmed)))
 
 
 def judge(report: Report) -> None:
@@ -111,7 +106,7 @@ def judge(report: Report) -> None:
     for name, above, below, least in _BARS:
         pairs = zip(report.rounds[above], report.rounds[below], strict=True)
         report.rounds[name] = [{OURS: one[OURS], below: other[OURS]} for one, other in pairs]
-        report.judge([replace(report.hold_ratio(name, below, least), bar=name)])
+        report.hold_ratio(name, below, least, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,8 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run.round()
         finally:
             gc.unfreeze()
-        for name, rounds in run.figures.items():
-            report.add(name, rounds, unit="1/s")
+        report.add_all(run.found, unit="1/s")
         judge(report)
     return 0
 

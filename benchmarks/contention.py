@@ -62,7 +62,7 @@ def queues(report: Report, root: Path, messages: int, rounds: int) -> None:
         one, many = partial(_run, count, _one_thread), partial(_run, count, _many_threads)
         _in_turn(report, name, root, bodies, rounds, one, many)
         share = SHARE_OF_ONE_QUEUE if bodies is small and count == 1 else SHARE
-        report.judge([report.hold_ratio(name, ONE, share)])
+        report.hold_ratio(name, ONE, share)
 
 
 def _large_bodies(messages: int) -> list[bytes]:
@@ -231,7 +231,7 @@ def tails(report: Report, root: Path, messages: int, rounds: int) -> None:
                 contender.close()
     figure = f"publish, p{_SLOW:g}"
     report.add(figure, found, unit="us", better="low")
-    report.judge([report.hold_most(f"{figure}, while flushing", figure, TAIL_US, "us")])
+    report.hold_most(f"{figure}, while flushing", figure, TAIL_US, "us")
 
 
 def _slow_publish(contender: Fifo, messages: int) -> Sample:

@@ -27,13 +27,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.bars import judge
 from benchmarks.figures import GROUPS
 from benchmarks.peers import CONTENDERS
 from benchmarks.program import common_parser, parse_common, reporting
 from benchmarks.report import Report
 from benchmarks.session import Session
-from benchmarks.sizes import FULL, QUICK
+from benchmarks.sizes import Sizes
 from qindex.compare.contender import Fifo
 
 
@@ -77,18 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
     options = parse_common(parser, arguments)
-    sizes = QUICK if options.quick else FULL
+    sizes = Sizes().quick() if options.quick else Sizes()
     groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
     with reporting(options) as (report, directory):
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
         session = Session(_chosen(options.who, report), directory, options.rounds, report)
+        if options.quick:
+            report.say("--quick is too short to judge by: bars show their form only")
         for name, run in groups.items():
             start = time.monotonic()
             run(session, sizes)
             report.say(f"{name}: {time.monotonic() - start:.1f} s")
-        if options.quick:
-            report.say("--quick is too short to judge by: the bars below show the form only")
-        report.judge(judge(report, sizes, set(groups)))
     return 1 if session.failed else 0
 
 

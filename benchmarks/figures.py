@@ -1,4 +1,8 @@
-"""Every figure, in groups that can be run alone; each group asks the workers and reports."""
+"""Every figure, in groups that can be run alone; each group asks the workers, reports, and holds
+what the engine promises against what was measured.
+
+A bar whose figure is not in the run (a peer is not installed) is not judged.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +15,47 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import footprint, throughput
-from benchmarks.report import FLOOR, OURS, Round, Sample
+from benchmarks.bodies import RECORD_BYTES
+from benchmarks.report import FLOOR, OURS, Bar, Round, Sample
 from benchmarks.session import Session, Task, measure_once
 from benchmarks.sizes import Sizes
 from qindex.compare.child import ChildError
 
-ENOUGH_AFTER_DRAIN = 1_000_000
+_ENOUGH_AFTER_DRAIN = 1_000_000
 """Bytes: below this, disk use after a drain is back to nothing."""
-WITHOUT_KEY = "without key and headers"
-
+_WITHOUT_KEY = "without key and headers"
+_HAND_WRITTEN = "rocksdict"
+_FLAT = 0.85
+"""The share of its rate at the smallest backlog that a get keeps at every other, to be flat."""
 _MEGABYTE = 1e6
 _ROUNDS_OF_ONE_PROCESS = 7
 _SYNCS = ("syncs_per_publish", "syncs_per_get", "syncs_per_ack")
 _WRITTEN = {"bytes_written_per_publish": "bytes", "write_calls_per_publish": "calls"}
 
 
-def backlog_figure(backlog: int) -> str:
-    """Name the figure of single gets with acks at this backlog: ``get_ack_10k``."""
+def _called(backlog: int) -> str:
+    """A backlog as figures name it: ``10k``."""
     for size, letter in ((1_000_000, "M"), (1_000, "k")):
         if backlog >= size:
-            return f"get_ack_{backlog // size}{letter}"
-    return f"get_ack_{backlog}"
-
-
-def over_smallest(backlog: int, sizes: Sizes) -> str:
-    """Name the figure of a backlog in relation to the smallest one: ``get_ack_10k_over_1k``."""
-    smallest = backlog_figure(sizes.backlogs[0]).removeprefix("get_ack_")
-    return f"{backlog_figure(backlog)}_over_{smallest}"
+            return f"{backlog // size}{letter}"
+    return str(backlog)
 
 
 def publish(session: Session, sizes: Sizes) -> None:
     """Single publishes a second; kill-safe on return."""
     given = {"count": sizes.publish, "seconds": sizes.seconds}
     _rate(session, "publish", throughput.publish, session.contenders, given)
+    session.report.hold_ratio("publish", FLOOR, 3)
+    session.report.hold_ratio("publish", _HAND_WRITTEN, 7)
 
 
 def keyed(session: Session, sizes: Sizes) -> None:
     """Single publishes with a key and two headers a second, and the same bodies without."""
     result = _ours(session, "publish_keyed", throughput.publish_keyed, count=sizes.publish // 2)
     both = zip(result.get("keyed", []), result.get("plain", []), strict=True)
-    rounds = [{OURS: one[OURS], WITHOUT_KEY: other[OURS]} for one, other in both]
+    rounds = [{OURS: one[OURS], _WITHOUT_KEY: other[OURS]} for one, other in both]
     session.report.add("publish_keyed", rounds)
+    session.report.hold_ratio("publish_keyed", _WITHOUT_KEY, 0.5)
 
 
 def large(session: Session, sizes: Sizes) -> None:
@@ -59,20 +63,31 @@ def large(session: Session, sizes: Sizes) -> None:
     is one plain write of as many bytes."""
     who = session.names(lambda kind: kind.name in (OURS, FLOOR))
     for kibibytes, count in ((8, sizes.large), (64, sizes.large // 4)):
-        given = {name: {"count": count, "kibibytes": kibibytes} for name in who}
+        given = {"count": count, "kibibytes": kibibytes, "pause": True}
+        parameters = dict.fromkeys(who, given)
         figure = f"{kibibytes}KiB"
-        result = session.interleave(figure, throughput.large, given, _ROUNDS_OF_ONE_PROCESS)
-        for name, rounds in result.items():
-            session.report.add(f"{name}_{figure}", rounds, unit="us", better="low")
+        result = session.interleave(figure, throughput.large, parameters, _ROUNDS_OF_ONE_PROCESS)
+        for name in ("publish", "get_ack"):
+            times = [
+                {one: replace(sample, value=1e6 / sample.value) for one, sample in round_.items()}
+                for round_ in result.get(name, ())
+            ]
+            session.report.add(f"{name}_{figure}", times, unit="us", better="low")
+    for figure, limit in (("publish_8KiB", 2.5), ("get_ack_8KiB", 2), ("publish_64KiB", 1.5)):
+        bar = f"{figure} / a plain write of it"
+        session.report.hold_ratio(figure, FLOOR, limit, bar, most=True)
 
 
 def get_ack(session: Session, sizes: Sizes) -> None:
     """Single gets with acks a second, at each backlog; and what a backlog costs."""
+    report = session.report
     for backlog in sizes.backlogs:
         given = {"backlog": backlog, "count": sizes.get_ack, "seconds": sizes.seconds}
-        figure = backlog_figure(backlog)
+        figure = f"get_ack_{_called(backlog)}"
         who = [name for name, kind in session.contenders.items() if kind.max_backlog >= backlog]
         _rate(session, figure, throughput.get_ack, who, given)
+        report.hold_ratio(figure, FLOOR, 3)
+        report.hold_ratio(figure, _HAND_WRITTEN, 10)
     # The figures above are taken minutes apart: too far for one to be held against another.
     ratios = _ours(
         session,
@@ -82,21 +97,30 @@ def get_ack(session: Session, sizes: Sizes) -> None:
         count=sizes.get_ack_backlogs,
         seconds=sizes.seconds,
     )
-    for other, rounds in ratios.items():
-        session.report.add(over_smallest(int(other), sizes), rounds, unit="times")
+    names = {f"get_ack_{_called(int(other))}_over_1k": rounds for other, rounds in ratios.items()}
+    for figure, rounds in names.items():
+        report.add(figure, rounds, unit="times")
+    flat = min((found.median for found in map(report.find, names) if found), default=None)
+    bar = "get_ack: slowest backlog / smallest backlog"
+    report.judge(Bar.at_least(bar, flat, _FLAT))
 
 
 def publish_many(session: Session, sizes: Sizes) -> None:
     """Messages a second published in batches."""
     who = session.names(lambda kind: kind.batch_publish)
     _rate(session, "publish_many", throughput.publish_many, who, _batches(sizes, "os"))
+    session.report.hold_ratio("publish_many", FLOOR, 0.2, "publish_many / one bulk write")
+    session.report.hold_ratio("publish_many", _HAND_WRITTEN, 2)
 
 
 def get_many(session: Session, sizes: Sizes) -> None:
     """Messages a second taken and acknowledged in batches, every body read."""
     given = {"batch": sizes.get_batch, "backlog": sizes.get_many, "seconds": sizes.seconds}
     who = session.names(lambda kind: kind.batch_get or kind.name == FLOOR)
-    _rate(session, "get_many_ack_many", throughput.get_many, who, given)
+    figure = "get_many_ack_many"
+    _rate(session, figure, throughput.get_many, who, given)
+    session.report.hold_ratio(figure, FLOOR, 1, f"{figure} / floor of single writes")
+    session.report.hold_ratio(figure, _HAND_WRITTEN, 1.5)
 
 
 def fsync(session: Session, sizes: Sizes) -> None:
@@ -126,6 +150,9 @@ def fsync(session: Session, sizes: Sizes) -> None:
     who = session.names(lambda kind: kind.fsync and kind.acks)
     acks = {"count": sizes.fsync, "seconds": sizes.seconds}
     _rate(session, "ack_fsync", throughput.ack_fsync, who, acks)
+    session.report.hold_least("fsync: 16 threads / one", "fsync_threads_over_one", 8)
+    session.report.hold_least("fsync: batches", "publish_many_fsync", 1e6, "msg/s")
+    session.report.hold_ratio("publish_many_fsync", _HAND_WRITTEN, 1.5)
 
 
 def _batches(sizes: Sizes, durability: str) -> dict[str, Any]:
@@ -148,6 +175,15 @@ def syncs(session: Session, sizes: Sizes) -> None:
         result = _ours(session, "syncs", footprint.counted, 1, **given)
         for name, unit in figures.items() if result else ():
             _once(session, name, result[name][0], unit)
+    report = session.report
+    for phase, expected in (("publish", 1.0), ("get", 0.0), ("ack", 1.0)):
+        value = report.value(f"syncs_per_{phase}")
+        # One sync too few breaks a promise as much as one too many.
+        holds = None if value is None else abs(value - expected) <= 0.01
+        report.judge(Bar(f"syncs per {phase}", value, "", f"= {expected:g}", holds))
+    written = report.value("bytes_written_per_publish")
+    records = None if written is None else written / RECORD_BYTES
+    report.judge(Bar.at_most("bytes written per publish / record", records, 1.1))
 
 
 def at_rest(session: Session, sizes: Sizes) -> None:
@@ -165,6 +201,7 @@ def at_rest(session: Session, sizes: Sizes) -> None:
     ):
         if name in result:
             _once(session, figure, result[name][0], "bytes")
+    session.report.hold_most("bytes at rest per message", "bytes_at_rest", RECORD_BYTES)
 
 
 def drain(session: Session, sizes: Sizes) -> None:
@@ -172,7 +209,7 @@ def drain(session: Session, sizes: Sizes) -> None:
     parameters = {
         who: {
             "count": sizes.slow_drain if kind.linear else sizes.drain,
-            "enough": ENOUGH_AFTER_DRAIN,
+            "enough": _ENOUGH_AFTER_DRAIN,
             "seconds": sizes.drain_seconds,
         }
         for who, kind in session.contenders.items()
@@ -185,6 +222,8 @@ def drain(session: Session, sizes: Sizes) -> None:
             for who, sample in result["bytes"][0].items()
         }
         _once(session, "disk_after_drain", result["bytes"][0], "bytes", notes=notes)
+    limit = _ENOUGH_AFTER_DRAIN
+    session.report.hold_most("disk after a drain", "disk_after_drain", limit, "bytes")
 
 
 def million(session: Session, sizes: Sizes) -> None:
@@ -204,6 +243,9 @@ def million(session: Session, sizes: Sizes) -> None:
     killed = _build_million(session, sizes, safe, stores, kill=True)
     _open_rounds(session, sizes, {name: stores / name for name in killed}, "open_killed")
     shutil.rmtree(stores, ignore_errors=True)
+    session.report.hold_most("open after a close", "open_clean_ms", 20, "ms")
+    session.report.hold_most("memory of open after a close", "open_clean_memory", 5, "MB")
+    session.report.hold_most("open after SIGKILL", "open_killed_cpu", 0.25, "CPU s")
 
 
 def memory(session: Session, sizes: Sizes) -> None:
@@ -212,6 +254,8 @@ def memory(session: Session, sizes: Sizes) -> None:
     if result:
         notes = {OURS: "calculated"}
         _once(session, "memory_per_100_million", result["megabytes"][0], "MB", notes=notes)
+    name = "memory of a backlog of 100 million"
+    session.report.hold_most(name, "memory_per_100_million", 25, "MB")
 
 
 def _build_million(

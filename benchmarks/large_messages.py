@@ -10,18 +10,19 @@ import os
 import random
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import qindex
-from benchmarks.bench import Bench
-from benchmarks.peers import SqliteFifo
-from benchmarks.report import MANY, OURS, Bar, Sample
+from benchmarks import throughput
+from benchmarks.peers import LARGE
+from benchmarks.program import fresh
+from benchmarks.report import OURS, Bar, Found, Report, Sample
+from benchmarks.session import Session
+from benchmarks.stopwatch import Stopwatch, threads
 from msgstore.format import FRAME
-from qindex.compare.contender import Fifo
-from qindex.compare.designs import QueueIndexDesign
-from qindex.compare.peers import Diskcache
 
 BODY_BYTES = 64 << 10
 FILE_BYTES = 16 << 20
@@ -37,69 +38,36 @@ def _bodies(count: int) -> list[bytes]:
     return [random.Random(number).randbytes(BODY_BYTES) for number in range(min(count, 64))]
 
 
-def beside_peers(bench: Bench) -> None:
+def stored_messages(options: Namespace) -> int:
+    """The messages that the options ask for."""
+    count: int = (options.megabytes << 20) // BODY_BYTES
+    return count
+
+
+def beside_peers(report: Report, root: Path, options: Namespace) -> None:
     """Publish, then get and acknowledge one by one, in queues of their own."""
-    kinds: list[type[Fifo]] = [QueueIndexDesign, SqliteFifo, Diskcache]
-    there = [kind for kind in kinds if kind.is_installed()]
-    for kind in kinds:
-        if kind not in there:
-            bench.report.say(f"{kind.name} is not installed: left out")
-    bodies = _bodies(bench.count)
-    names = ("engine_publish_64KiB", "engine_get_ack_64KiB", "engine_publish_get_ack_64KiB")
-    rounds: dict[str, list[dict[str, Sample]]] = {name: [] for name in names}
-    for _ in range(bench.rounds):
-        for figure in rounds.values():
-            figure.append({})
-        for kind in there:
-            for name, sample in zip(names, _measured(bench, kind, bodies), strict=True):
-                rounds[name][-1][kind.name] = sample
-    peers = [kind.name for kind in there if kind is not QueueIndexDesign]
-    for name in names:
-        bench.report.add(name, rounds[name], unit=MANY, comparable=peers)
-    bench.report.judge([bench.report.hold_ratio(names[2], peer, 3) for peer in peers])
-
-
-def _measured(bench: Bench, kind: type[Fifo], bodies: list[bytes]) -> tuple[Sample, Sample, Sample]:
-    count = bench.count
-    sent = [bodies[number % len(bodies)] for number in range(count)]
-    with bench.fresh() as path:
-        contender = kind(path, "os")
-        gc.collect()
-        points = [(time.perf_counter(), time.process_time())]
-        contender.publish_each(sent)
-        points.append((time.perf_counter(), time.process_time()))
-        # In parts, so that what is compared does not fill the memory.
-        got_wall = got_cpu = 0.0
-        for first in range(0, count, 256):
-            part = sent[first : first + 256]
-            wall, cpu = time.perf_counter(), time.process_time()
-            delivered = contender.get_ack_each(len(part))
-            got_wall += time.perf_counter() - wall
-            got_cpu += time.process_time() - cpu
-            if delivered != part:
-                raise RuntimeError(f"{kind.name} delivered something else")
-        contender.close()
-    put_wall, put_cpu = (points[1][at] - points[0][at] for at in (0, 1))
-
-    def sample(wall: float, cpu: float) -> Sample:
-        return Sample(count / wall, cpu / count * 1e6, count)
-
-    return (
-        sample(put_wall, put_cpu),
-        sample(got_wall, got_cpu),
-        sample(put_wall + got_wall, put_cpu + got_cpu),
-    )
+    there = {name: kind for name, kind in LARGE.items() if kind.is_installed()}
+    for name in LARGE.keys() - there.keys():
+        report.say(f"{name} is not installed: left out")
+    session = Session(there, root, options.rounds, report)
+    given = {"count": stored_messages(options), "kibibytes": BODY_BYTES >> 10}
+    measured = session.interleave("64 KiB", throughput.large, dict.fromkeys(there, given))
+    peers = [name for name in there if name != OURS]
+    for name, rounds in measured.items():
+        report.add(f"engine_{name}_64KiB", rounds, comparable=peers)
+    for peer in peers:
+        report.hold_ratio("engine_publish_get_ack_64KiB", peer, 3)
 
 
 # -- space, and what publishers feel of compaction ------------------------------------------------
 
 
-def space_and_latency(bench: Bench) -> None:
+def space_and_latency(report: Report, root: Path, options: Namespace) -> None:
     """1 GiB to two queues, a random nine in ten acknowledged, compacted; and what a second thread
     that publishes and consumes notices of the compaction of 128 MiB at a time."""
     bodies = _bodies(64)
-    count = bench.space_megabytes * (1 << 20) // BODY_BYTES
-    with bench.fresh() as path, qindex.open(path, background=False) as engine:
+    count = options.space_megabytes * (1 << 20) // BODY_BYTES
+    with fresh(root) as path, qindex.open(path, background=False) as engine:
         _publish(engine, bodies, count)
         _acknowledge(engine, 0.9)
         engine.compact()
@@ -108,30 +76,25 @@ def space_and_latency(bench: Bench) -> None:
         # Before there is a second thread: what it leaves in the file that is written to, which is
         # never compacted, depends on how far it comes.
         size = _disk(path) / stats.live
-        quiet = _beside(engine, bodies, lambda: time.sleep(bench.seconds))
+        quiet = _beside(engine, bodies, lambda: time.sleep(options.seconds))
         loud: list[float] = []
         copied, spent = 0, 0.0
-        while spent < bench.seconds / 2:
+        while spent < options.seconds / 2:
             _publish(engine, bodies, 2048)
             _acknowledge(engine, 0.7)
             more, bytes_copied, seconds = _compacting(engine, bodies)
             loud += more
             copied += bytes_copied
             spent += seconds
-    add = bench.report.add
-    add("engine_disk_after_90%_acked", [{OURS: Sample(size)}], unit="x live", better="low")
+    report.add_one("engine_disk_after_90%_acked", size, "x live")
     notes = {
         "quiet": f"{len(quiet)} publishes",
         "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
     }
     p99 = {"quiet": Sample(_p99(quiet) * 1e6), "compacting": Sample(_p99(loud) * 1e6)}
-    add("engine_publish_p99", [p99], unit="us", better="low", notes=notes)
-    bench.report.judge(
-        [
-            Bar.at_most("engine: disk after 90 % acked / live", size, 1.6),
-            Bar.at_most("engine: p99 compacting / quiet", _p99(loud) / _p99(quiet), 3.0),
-        ]
-    )
+    report.add("engine_publish_p99", [p99], unit="us", better="low", notes=notes)
+    report.judge(Bar.at_most("engine: disk after 90 % acked / live", size, 1.6))
+    report.judge(Bar.at_most("engine: p99 compacting / quiet", _p99(loud) / _p99(quiet), 3.0))
 
 
 def _publish(engine: qindex.Engine, bodies: list[bytes], count: int) -> None:
@@ -164,24 +127,20 @@ def _beside(engine: qindex.Engine, bodies: list[bytes], work: Callable[[], objec
     stop = threading.Event()
     queue = engine.queue("beside")
 
-    def publish() -> None:
+    def publish(_: int) -> None:
         while not stop.is_set():
             started = time.perf_counter()
             queue.publish(bodies[len(latencies) % len(bodies)])
             latencies.append(time.perf_counter() - started)
             if len(queue) > _WINDOW:
-                delivery = queue.get(0)
-                assert delivery is not None
-                delivery.ack()
+                queue.ack(queue.get())
             time.sleep(_PACE)
 
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        work()
-    finally:
-        stop.set()
-        thread.join()
+    with threads(publish, 1):
+        try:
+            work()
+        finally:
+            stop.set()
     return latencies
 
 
@@ -192,7 +151,7 @@ def _p99(latencies: list[float]) -> float:
 # -- steady load ----------------------------------------------------------------------------------
 
 
-def steady_load(bench: Bench) -> None:
+def steady_load(report: Report, root: Path, options: Namespace) -> None:
     """Publish and acknowledge at full speed, in random order, with a backlog: the high water of
     the disk."""
     bodies = _bodies(64)
@@ -200,10 +159,10 @@ def steady_load(bench: Bench) -> None:
     held: list[qindex.Delivery] = []
     worst = ratio = float("-inf")
     published = 0
-    with bench.fresh() as path, qindex.open(path, store_file_bytes=FILE_BYTES) as engine:
+    with fresh(root) as path, qindex.open(path, store_file_bytes=FILE_BYTES) as engine:
         queue = engine.queue("q")
         started = time.perf_counter()
-        while time.perf_counter() - started < bench.steady_seconds:
+        while time.perf_counter() - started < options.steady_seconds:
             for body in bodies[:32]:
                 queue.publish(body)
                 delivery = queue.get(0)
@@ -228,10 +187,9 @@ def steady_load(bench: Bench) -> None:
         f"at most {ratio:.2f} x live on disk"
     )
     rate = published * BODY_BYTES / elapsed / 1e9
-    bench.report.add("engine_steady_load", [{OURS: Sample(rate)}], unit="GB/s", notes={OURS: note})
-    bench.report.judge(
-        [Bar.at_most("engine, steady: disk - 2.2 x live - 2 files", worst / 1e6, 0.0, "MB")]
-    )
+    report.add_one("engine_steady_load", rate, "GB/s", "high", note)
+    bar = "engine, steady: disk - 2.2 x live - 2 files"
+    report.judge(Bar.at_most(bar, worst / 1e6, 0.0, "MB"))
 
 
 def _disk(path: Path) -> int:
@@ -248,40 +206,32 @@ def _disk(path: Path) -> int:
 # -- reopening ------------------------------------------------------------------------------------
 
 
-def reopening(bench: Bench) -> None:
+def reopening(report: Report, root: Path, options: Namespace) -> None:
     """A million messages of the message store over twenty queues: opening after a clean close."""
     each = _REOPENED // _QUEUES
-    with bench.fresh() as path:
+    found = Found()
+    with fresh(root) as path:
         with qindex.open(path, embed_below=0) as engine:
             for number in range(_QUEUES):
                 queue = engine.queue(f"queue {number}")
                 for _ in range(0, each, 5000):
                     queue.publish_many([b"x"] * 5000)
-        rounds: list[dict[str, Sample]] = []
-        for _ in range(bench.rounds):
+        for _ in range(options.rounds):
             gc.collect()
-            wall, cpu = time.perf_counter(), time.process_time()
-            engine = qindex.open(path, embed_below=0)
-            queues = [engine.queue(f"queue {number}") for number in range(_QUEUES)]
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            watch = Stopwatch()
+            with watch.running():
+                engine = qindex.open(path, embed_below=0)
+                queues = [engine.queue(f"queue {number}") for number in range(_QUEUES)]
             if sum(map(len, queues)) != _REOPENED:
                 raise RuntimeError("messages are missing")
-            rounds.append({OURS: Sample(cpu)})
+            found.note("engine_reopen_1M", OURS, Sample(watch.cpu))
             engine.close()
-    bench.report.add("engine_reopen_1M", rounds, unit="CPU s", better="low")
-    bench.report.judge(
-        [
-            Bar.at_most(
-                "engine: reopening 1M messages in 20 queues",
-                bench.report.value("engine_reopen_1M"),
-                0.3,
-                "CPU s",
-            )
-        ]
-    )
+    report.add_all(found, unit="CPU s", better="low")
+    bar = "engine: reopening 1M messages in 20 queues"
+    report.hold_most(bar, "engine_reopen_1M", 0.3, "CPU s")
 
 
-ENGINE_GROUPS: dict[str, Callable[[Bench], None]] = {
+ENGINE_GROUPS: dict[str, Callable[[Report, Path, Namespace], None]] = {
     "engine_peers": beside_peers,
     "engine_space": space_and_latency,
     "engine_steady": steady_load,

@@ -1,7 +1,7 @@
 """The message store's speed and space, beside plain file operations in the same run; and, in the
 groups whose names start with "engine", that of the engine with large messages.
 
-    python -m benchmarks.msgstore [GROUP ...] [--megabytes 256] [--rounds 3] [--directory DIR]
+    python -m benchmarks.msgstore [GROUP ...] [--megabytes 256] [--rounds 3] [--dir DIR]
                                   [--steady-seconds 20] [--space-megabytes 1024] [--json FILE]
 
 JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
@@ -14,26 +14,24 @@ from __future__ import annotations
 import gc
 import os
 import random
-import time
 import tracemalloc
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_digest
 
-from benchmarks.bench import RECORD_BYTES, Bench
-from benchmarks.large_messages import ENGINE_GROUPS
-from benchmarks.program import common_parser, parse_common, reporting
-from benchmarks.report import FLOOR, OURS, Bar, Round, Sample
+from benchmarks.large_messages import BODY_BYTES as RECORD_BYTES
+from benchmarks.large_messages import ENGINE_GROUPS, FILE_BYTES, stored_messages
+from benchmarks.program import common_parser, fresh, parse_common, reporting
+from benchmarks.report import FLOOR, OURS, Found, Report, Sample
 from benchmarks.stopwatch import Stopwatch
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import encode
 from msgstore.locations import Locations
 
-FILE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _GB = 1e9
 
@@ -73,40 +71,35 @@ def open_store(
     )
 
 
-def rate(size: int, work: Callable[[], None]) -> Sample:
+def rate(size: int, work: Callable[..., object], *given: object) -> Sample:
     """Gigabytes a second of ``work``, which handles ``size`` bytes."""
     gc.collect()
     watch = Stopwatch()
     with watch.running():
-        work()
+        work(*given)
     sample = watch.rate(size // RECORD_BYTES)
     return replace(sample, value=sample.value * RECORD_BYTES / _GB)
 
 
-def write_and_read(bench: Bench) -> None:
+def write_and_read(report: Report, root: Path, options: Namespace) -> None:
     """64 KiB records in, and out again in order, against plain writes and reads of the same bytes:
     records with their frames, one after another."""
-    writes: list[Round] = [{} for _ in range(bench.rounds)]
-    reads: list[Round] = [{} for _ in range(bench.rounds)]
-    count = bench.count
+    found = Found()
+    count = stored_messages(options)
     records, msg_ids = make_records(count), ids(count)
     framed = [encode(bytes(16), record) for record in records]
     size = count * RECORD_BYTES
-    for write, read in zip(writes, reads, strict=True):
-        with bench.fresh() as path:
-            write[FLOOR] = rate(size, partial(_plain_write, path / "f", framed, count))
-            read[FLOOR] = rate(size, partial(_plain_read, path / "f", framed, count))
-        with bench.fresh() as path, open_store(path) as store:
-            write[OURS] = rate(size, partial(_store_write, store, records, msg_ids))
-            read[OURS] = rate(size, partial(_store_read, store, msg_ids))
-    bench.report.add("write_64KiB", writes, unit="GB/s")
-    bench.report.add("read_64KiB", reads, unit="GB/s")
-    bench.report.judge(
-        [
-            Bar.at_least("write / plain write", bench.report.ratio("write_64KiB", FLOOR), 0.5),
-            Bar.at_least("read / plain read", bench.report.ratio("read_64KiB", FLOOR), 0.5),
-        ]
-    )
+    for _ in range(options.rounds):
+        with fresh(root) as path:
+            plain = rate(size, _plain_write, path / "f", framed, count)
+            found.note("write_64KiB", FLOOR, plain)
+            found.note("read_64KiB", FLOOR, rate(size, _plain_read, path / "f", framed, count))
+        with fresh(root) as path, open_store(path) as store:
+            found.note("write_64KiB", OURS, rate(size, _store_write, store, records, msg_ids))
+            found.note("read_64KiB", OURS, rate(size, _store_read, store, msg_ids))
+    report.add_all(found, unit="GB/s")
+    report.hold_ratio("write_64KiB", FLOOR, 0.5, "write / plain write")
+    report.hold_ratio("read_64KiB", FLOOR, 0.5, "read / plain read")
 
 
 def _plain_write(path: Path, records: list[bytes], count: int) -> None:
@@ -134,22 +127,23 @@ def _store_read(store: MessageStore, msg_ids: list[bytes]) -> None:
         store.read(msg_id)
 
 
-def recovery(bench: Bench) -> None:
+def recovery(report: Report, root: Path, options: Namespace) -> None:
     """Opening by a scan of the files, against reading them from the page cache."""
-    rounds: list[Round] = [{} for _ in range(bench.rounds)]
-    count = bench.count
+    found = Found()
+    count = stored_messages(options)
     records, msg_ids = make_records(count), ids(count)
     references = dict.fromkeys(msg_ids, 1)
     size = count * RECORD_BYTES
-    with bench.fresh() as path:
+    with fresh(root) as path:
         with open_store(path) as store:
             _store_write(store, records, msg_ids)
             store.sync()
-        for round_ in rounds:
-            round_[FLOOR] = rate(size, lambda: _read_files(path))
-            round_[OURS] = rate(size, lambda: open_store(path, references).close())
-    bench.report.add("recovery_scan", rounds, unit="GB/s")
-    bench.report.judge([bench.report.hold_least("recovery scan", "recovery_scan", 1.0)])
+        for _ in range(options.rounds):
+            found.note("recovery_scan", FLOOR, rate(size, _read_files, path))
+            scan = rate(size, lambda: open_store(path, references).close())
+            found.note("recovery_scan", OURS, scan)
+    report.add_all(found, unit="GB/s")
+    report.hold_least("recovery scan", "recovery_scan", 1.0)
 
 
 def _read_files(path: Path) -> None:
@@ -160,7 +154,7 @@ def _read_files(path: Path) -> None:
         os.close(fd)
 
 
-def memory_and_snapshot(bench: Bench) -> None:
+def memory_and_snapshot(report: Report, root: Path, options: Namespace) -> None:
     """A million messages: memory of each, and opening from a snapshot."""
     count = 1_000_000
     tracemalloc.start()
@@ -169,31 +163,25 @@ def memory_and_snapshot(bench: Bench) -> None:
         locations.add(os.urandom(16), number >> 8, number << 16, RECORD_BYTES, 1)
     written, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    per_message = written / (count // 10)
-    with bench.fresh() as path:
+    found = Found()
+    with fresh(root) as path:
         with open_store(path, background=False) as store:
             store.write_many([(msg_id, b"x" * 8, 1) for msg_id in ids(count)])
             store.sync()
             snapshot = store.snapshot()
-        rounds: list[Round] = []
-        for _ in range(bench.rounds):
+        for _ in range(options.rounds):
             gc.collect()
-            cpu = time.process_time()
-            open_store(path, snapshot=snapshot).close()
-            rounds.append({OURS: Sample((time.process_time() - cpu) * 1e3)})
-    bench.report.add_one("memory_per_message", per_message, "bytes")
-    bench.report.add("open_1M_from_snapshot", rounds, unit="CPU ms", better="low")
-    bench.report.judge(
-        [
-            Bar.at_most("memory per message", per_message, 200, "bytes"),
-            Bar.at_most(
-                "open of 1M messages", bench.report.value("open_1M_from_snapshot"), 150, "CPU ms"
-            ),
-        ]
-    )
+            watch = Stopwatch()
+            with watch.running():
+                open_store(path, snapshot=snapshot).close()
+            found.note("open_1M_from_snapshot", OURS, Sample(watch.cpu * 1e3))
+    report.add_one("memory_per_message", written / (count // 10), "bytes")
+    report.add_all(found, unit="CPU ms", better="low")
+    report.hold_most("memory per message", "memory_per_message", 200, "bytes")
+    report.hold_most("open of 1M messages", "open_1M_from_snapshot", 150, "CPU ms")
 
 
-GROUPS: dict[str, Callable[[Bench], None]] = {
+GROUPS: dict[str, Callable[[Report, Path, Namespace], None]] = {
     "write_read": write_and_read,
     "recovery": recovery,
     "memory": memory_and_snapshot,
@@ -217,17 +205,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     with reporting(options) as (report, directory):
-        bench = Bench(
-            directory,
-            options.megabytes,
-            options.rounds,
-            options.seconds,
-            options.steady_seconds,
-            options.space_megabytes,
-            report,
-        )
         for name in options.groups or GROUPS:
-            GROUPS[name](bench)
+            GROUPS[name](report, directory, options)
     return 0 if all(bar.holds is not False for bar in report.bars) else 1
 
 

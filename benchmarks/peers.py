@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.bodies import BODY_BYTES, RECORD_BYTES
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
-from qindex.compare.peers import Litequeue, PersistQueue, Queuelib
+from qindex.compare.peers import Diskcache, Litequeue, PersistQueue, Queuelib
 
 _BIG_ENDIAN_64 = struct.Struct(">Q").pack
 _LONG_LEASE = 3600.0
@@ -358,3 +358,7 @@ CONTENDERS: dict[str, type[Fifo]] = {
         Localqueue,
     )
 }
+LARGE: dict[str, type[Fifo]] = {
+    kind.name: kind for kind in (QueueIndexDesign, SqliteFifo, Diskcache)
+}
+"""Those that are measured with messages of 64 KiB."""

@@ -27,9 +27,7 @@ def common_parser(name: str, description: str | None, rounds: int = 3) -> argpar
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"of each figure ({rounds})")
-    parser.add_argument(
-        "--dir", "--directory", type=Path, help="directory on the disk to measure on"
-    )
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     return parser
 

@@ -33,7 +33,7 @@ from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
 from benchmarks.footprint import million, reopen
 from benchmarks.msgstore import ids, make_records, open_store
 from benchmarks.program import common_parser, console, fresh, parse_common, reporting
-from benchmarks.report import OURS, Bar, Report, Round, Sample
+from benchmarks.report import OURS, Found, Report, Sample
 from benchmarks.session import measure_once
 from benchmarks.stopwatch import Stopwatch
 from qindex.compare.child import ChildError
@@ -129,7 +129,7 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
 
     gc.collect()
     gc.freeze()
-    found: dict[str, list[Round]] = {}
+    found = Found()
     vm.figures("rates", "warm", messages, BODY_BYTES)
     for number in range(rounds):
         os.sync()
@@ -137,28 +137,27 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
         lists = vm.figures("batches", f"lists-{number}", messages, BODY_BYTES, BATCH)
         os.sync()
         for name, (single, batches) in _RATES.items():
-            rate = theirs[name].sample(messages)
-            found.setdefault(name, []).append({RABBITMQ: rate, OURS: ours(single)})
-            taken = {RABBITMQ: rate, OURS: ours(batches)}
+            rate, together = theirs[name].sample(messages), f"{name}, batches"
+            found.note(name, RABBITMQ, rate)
+            found.note(name, OURS, ours(single))
+            found.note(together, RABBITMQ, rate)
+            found.note(together, OURS, ours(batches))
             if name in lists:
-                taken[f"{RABBITMQ}, in lists"] = lists[name].sample(messages)
-            found.setdefault(f"{name}, batches", []).append(taken)
-    for name, samples in found.items():
-        report.add(name, samples, comparable=[RABBITMQ])
-        limit = BATCHES if name.endswith("batches") else SINGLE
-        report.judge([report.hold_ratio(name, RABBITMQ, limit)])
+                found.note(together, f"{RABBITMQ}, in lists", lists[name].sample(messages))
+    report.add_all(found, comparable=[RABBITMQ])
+    for name in found:
+        report.hold_ratio(name, RABBITMQ, BATCHES if name.endswith("batches") else SINGLE)
 
 
 def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds: int) -> None:
     """Open what a kill left, in a new process each time."""
-    walls: list[Round] = []
+    found = Found()
     for _ in range(rounds):
         with fresh(root) as path:
-            ours = _ours_recovers(path, entries)
-            walls.append({OURS: ours, RABBITMQ: _theirs(path, code, entries)})
-    report.add("recovery", walls, unit="s", better="low", comparable=[RABBITMQ])
-    value = report.ratio("recovery", RABBITMQ)
-    report.judge([Bar.at_most(f"recovery / {RABBITMQ}", value, RECOVERY)])
+            found.note("recovery", OURS, _ours_recovers(path, entries))
+            found.note("recovery", RABBITMQ, _theirs(path, code, entries))
+    report.add_all(found, unit="s", better="low", comparable=[RABBITMQ])
+    report.hold_ratio("recovery", RABBITMQ, RECOVERY, most=True)
 
 
 def _ours_recovers(path: Path, entries: int) -> Sample:
@@ -186,7 +185,7 @@ def _theirs(path: Path, code: list[Path], entries: int) -> Sample:
 
 def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
     """Write, read and remove large messages in the shared store alone."""
-    found: dict[str, list[Round]] = {}
+    found = Found()
     for _ in range(rounds):
         os.sync()
         with fresh(root) as path:
@@ -194,9 +193,9 @@ def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
             os.sync()
             ours = _our_store(path / "ours")
         for name, sample in ours.items():
-            found.setdefault(name, []).append({RABBITMQ: theirs[name].sample(STORED), OURS: sample})
-    for name, samples in found.items():
-        report.add(name, samples, comparable=[RABBITMQ])
+            found.note(name, RABBITMQ, theirs[name].sample(STORED))
+            found.note(name, OURS, sample)
+    report.add_all(found, comparable=[RABBITMQ])
 
 
 def _our_store(path: Path) -> dict[str, Sample]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TextIO
@@ -39,6 +40,20 @@ class Sample:
 Round = dict[str, Sample]
 """The sample of each contender that was measured, in one round."""
 Rounds = Sequence[Mapping[str, Sample]]
+
+
+class Found(defaultdict[str, list[Round]]):
+    """The rounds of each figure, as they are measured."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def note(self, figure: str, who: str, sample: Sample) -> None:
+        """Add a sample; the second one of a contender begins the next round of the figure."""
+        rounds = self[figure]
+        if not rounds or who in rounds[-1]:
+            rounds.append({})
+        rounds[-1][who] = sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +128,13 @@ def figures_from_rounds(
     return list(figures.values())
 
 
-def _ratios(rounds: Rounds, who: str, other: str) -> list[float]:
-    return [
-        samples[who].value / samples[other].value
+def _ratios(rounds: Rounds, who: str, other: str, what: str = "value") -> list[float]:
+    found = [
+        (getattr(samples[who], what), getattr(samples[other], what))
         for samples in rounds
-        if who in samples and other in samples and samples[other].value
+        if who in samples and other in samples
     ]
+    return [ours / theirs for ours, theirs in found if ours is not None and theirs]
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -185,16 +201,21 @@ class Report:
             self.figures.append(figure)
             self._write(figure_line(figure))
 
+    def add_all(self, found: Found, **options: Any) -> None:
+        """Take in all figures that were found."""
+        for name, rounds in found.items():
+            self.add(name, rounds, **options)
+
     def add_one(
         self, name: str, value: float, unit: str, better: str = "low", note: str = ""
     ) -> None:
         """Take in a figure of ours that is measured once."""
         self.add(name, [{OURS: Sample(value)}], unit=unit, better=better, notes={OURS: note})
 
-    def judge(self, bars: Iterable[Bar]) -> None:
-        for bar in bars:
-            self.bars.append(bar)
-            self._write(asdict(bar))
+    def judge(self, bar: Bar) -> None:
+        """Take in a bar, and write its line."""
+        self.bars.append(bar)
+        self._write(asdict(bar))
 
     def value(self, figure: str, who: str = OURS) -> float | None:
         found = self.find(figure, who)
@@ -206,37 +227,30 @@ class Report:
                 return candidate
         return None
 
-    def ratio(self, figure: str, other: str, who: str = OURS) -> float | None:
-        """Return ``who / other``, the median of the ratios within a round."""
-        return _median(_ratios(self.rounds.get(figure, ()), who, other))
-
-    def cpu_ratio(self, figure: str, other: str, who: str = OURS) -> float | None:
-        """Return the ratio of the rates that CPU time alone would allow, as :meth:`ratio`."""
-        ratios = []
-        for samples in self.rounds.get(figure, ()):
-            ours, theirs = samples.get(who), samples.get(other)
-            if ours is not None and theirs is not None and ours.cpu_us and theirs.cpu_us:
-                ratios.append(theirs.cpu_us / ours.cpu_us)
-        return _median(ratios)
-
-    def hold_ratio(self, figure: str, other: str, limit: float, called: str = "") -> Bar:
-        """Hold our share of ``other``'s rate against a bar, at least ``limit``."""
-        ratios = _ratios(self.rounds.get(figure, ()), OURS, other)
-        bar = Bar.at_least(f"{figure} / {called or other}", _median(ratios), limit)
+    def hold_ratio(
+        self, figure: str, other: str, limit: float, bar: str = "", *, most: bool = False
+    ) -> None:
+        """Hold our share of ``other``'s rate against a bar, at least ``limit``; with ``most`` our
+        time in relation to theirs, at most ``limit``."""
+        rounds = self.rounds.get(figure, ())
+        ratios = _ratios(rounds, OURS, other)
+        of_cpu = _ratios(rounds, *((OURS, other) if most else (other, OURS)), "cpu_us")
+        hold = Bar.at_most if most else Bar.at_least
+        held = hold(bar or f"{figure} / {other}", _median(ratios), limit)
         spread = Figure("", "", "", "", "", ratios).spread if len(ratios) > 1 else None
-        return replace(bar, by_cpu=self.cpu_ratio(figure, other), spread=spread)
+        self.judge(replace(held, by_cpu=_median(of_cpu), spread=spread))
 
-    def hold_least(self, bar: str, figure: str, limit: float, unit: str = "") -> Bar:
+    def hold_least(self, bar: str, figure: str, limit: float, unit: str = "") -> None:
         """Hold a figure of ours against a bar, at least ``limit``."""
-        return self._with_spread(Bar.at_least(bar, self.value(figure), limit, unit), figure)
+        self._hold(Bar.at_least(bar, self.value(figure), limit, unit), figure)
 
-    def hold_most(self, bar: str, figure: str, limit: float, unit: str = "") -> Bar:
+    def hold_most(self, bar: str, figure: str, limit: float, unit: str = "") -> None:
         """Hold a figure of ours against a bar, at most ``limit``."""
-        return self._with_spread(Bar.at_most(bar, self.value(figure), limit, unit), figure)
+        self._hold(Bar.at_most(bar, self.value(figure), limit, unit), figure)
 
-    def _with_spread(self, bar: Bar, figure: str) -> Bar:
+    def _hold(self, bar: Bar, figure: str) -> None:
         found = self.find(figure)
-        return replace(bar, spread=found.spread if found and found.rounds > 1 else None)
+        self.judge(replace(bar, spread=found.spread if found and found.rounds > 1 else None))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         rounded = {name: _rounded(value) for name, value in line.items()}

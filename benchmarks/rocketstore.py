@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             real = _real(stack, report, directory, sizes)
         if "rates" in groups:
             rates(report, directory, sizes, rounds, real)
-            report.judge(judge(report))
+            judge(report)
         if "syncs" in groups:
             syncs(report, directory, sizes, min(rounds, 3), real)
         if "lookups" in groups:

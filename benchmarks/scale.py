@@ -281,11 +281,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _run(report, "", list(STEPS), many)
         if options.deep:
             _run(report, "deep: ", _DEEP, Given(str(directory / "deep"), 1, options.deep, *engine))
-        report.judge(
-            report.hold_most(figure, figure, limit, unit)
-            for figure, limit, unit in _BARS
-            if report.find(figure) is not None
-        )
+        for figure, limit, unit in _BARS:
+            if report.find(figure) is not None:
+                report.hold_most(figure, figure, limit, unit)
     return 0 if all(bar.holds for bar in report.bars) else 1
 
 

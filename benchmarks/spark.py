@@ -265,16 +265,14 @@ def audit(report: Report, root: Path, stores: int, messages: int) -> None:
             report.add(f"{some} stores: {name}", [of_ways], unit=unit, better=better)
 
 
-def judge(report: Report) -> list[Bar]:
-    bars = []
+def judge(report: Report) -> None:
     for figure, what in _JUDGED.items():
         two = report.find(figure, _JUDGED_WITH)
         assert two is not None
         by_cpu = 2e6 / two.cpu_us if two.cpu_us else None
         name = f"entries as Arrow batches on two cores, {what}"
         bar = Bar.at_least(name, two.median, BAR_ENTRIES, "rows/s")
-        bars.append(replace(bar, by_cpu=by_cpu, spread=two.spread))
-    return bars
+        report.judge(replace(bar, by_cpu=by_cpu, spread=two.spread))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             make_stores(directory, options.stores or 4, options.messages or 8_000_000)
             os.sync()  # or the disk is busy with the stores while they are read
             measure(report, directory, options.rounds)
-            report.judge(judge(report))
+            judge(report)
     return 0 if all(bar.holds is not False for bar in report.bars) else 1
 
 

@@ -46,11 +46,6 @@ class Stopwatch:
         done = count or self.count
         return Sample(done / self.wall, self.cpu / done * 1e6, done)
 
-    def microseconds(self, count: int = 0) -> Sample:
-        """The time of one operation, in microseconds."""
-        done = count or self.count
-        return Sample(self.wall / done * 1e6, self.cpu / done * 1e6, done)
-
 
 @contextmanager
 def threads(work: Callable[[int], object], count: int) -> Iterator[None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bodies import Bodies
-from benchmarks.peers import CONTENDERS
+from benchmarks.peers import CONTENDERS, LARGE
 from qindex.compare.contender import Fifo
 
 _BUILD_BATCH = 10_000
@@ -22,7 +22,7 @@ _BUILD_BATCH = 10_000
 def fresh_store(who: str, directory: str, durability: str = "os", **more: Any) -> Iterator[Fifo]:
     """Give a new store to the block after ``with``; then it is closed, and its files go."""
     path = Path(tempfile.mkdtemp(prefix="store-", dir=directory))
-    contender = CONTENDERS[who](path, durability, **more)
+    contender = (CONTENDERS | LARGE)[who](path, durability, **more)
     yield contender
     contender.close()
     shutil.rmtree(path)

@@ -19,6 +19,8 @@ from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
 
 _WARM_UP = 200
+_COMPARED = 256
+"""Large messages that are taken before they are compared."""
 _TURN = 5_000
 """Messages after which two that take turns in one process change."""
 
@@ -61,27 +63,32 @@ def publish_keyed(who: str, directory: str, count: int) -> Round:
     return {"keyed": keyed.rate(count), "plain": plain.rate(count)}
 
 
-def large(who: str, directory: str, count: int, kibibytes: int) -> Round:
-    """Microseconds of a publish of so many KiB, and of its get with ack, one by one; ``count``
-    each. The floor's plain write is held against both."""
+def large(who: str, directory: str, count: int, kibibytes: int, *, pause: bool = False) -> Round:
+    """Single publishes of so many KiB, then gets with acks; and both together. With ``pause``
+    what a publish leaves to the background is done before the gets, and is in no figure. The
+    floor's plain write is held against either."""
     with fresh_store(who, directory) as contender:
         few = [random.Random(number).randbytes(kibibytes << 10) for number in range(64)]
         bodies = list(islice(cycle(few), count))
-        contender.publish_each(bodies[:64])
-        contender.get_ack_each(64)
-        publish, get_ack = Stopwatch(), Stopwatch()
+        contender.publish_each(few)
+        contender.get_ack_each(len(few))
+        publish, get_ack, both = Stopwatch(), Stopwatch(), Stopwatch()
         gc.collect()
-        with publish.running():
+        with both.running(), publish.running(count):
             contender.publish_each(bodies)
-        written = publish.microseconds(count)
         if isinstance(contender, Floor):
-            return {"publish": written, "get_ack": written}
-        settle()
-        with get_ack.running():
-            delivered = contender.get_ack_each(count)
-        if delivered != bodies:
-            raise RuntimeError("a message is not the one that was published")
-        return {"publish": written, "get_ack": get_ack.microseconds(count)}
+            return dict.fromkeys(("publish", "get_ack"), publish.rate())
+        if pause:
+            settle()
+        # In parts, so that what is compared does not fill the memory.
+        for first in range(0, count, _COMPARED):
+            sent = bodies[first : first + _COMPARED]
+            with both.running(), get_ack.running(len(sent)):
+                delivered = contender.get_ack_each(len(sent))
+            if delivered != sent:
+                raise RuntimeError("a message is not the one that was published")
+    watches = {"publish": publish, "get_ack": get_ack, "publish_get_ack": both}
+    return {name: watch.rate(count) for name, watch in watches.items()}
 
 
 def publish_threads(who: str, directory: str, single: int, callers: int, each: int) -> Round:

@@ -18,7 +18,7 @@ def test_the_engine_groups_in_small(tmp_path: Path) -> None:
     groups = ["engine_peers", "engine_space", "engine_steady"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.msgstore", *groups, *sizes.split()]
-        + ["--directory", str(tmp_path), "--json", str(tmp_path / "lines")],
+        + ["--dir", str(tmp_path), "--json", str(tmp_path / "lines")],
         cwd=ROOT,
         capture_output=True,
         check=False,
