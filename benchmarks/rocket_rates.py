@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import rocketstore
-from benchmarks.report import FLOOR, OURS, Report, Round, Sample
+from benchmarks.report import FLOOR, MANY, OURS, Found, Report, Sample
 from benchmarks.stopwatch import Stopwatch, threads
 from journal.fs.files import REAL
 from rocketstore.format.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
@@ -56,21 +56,18 @@ _TOPICS = {
 REAL_SIZES = (1 << 30, 6_000_000, 5_000_000, 20_000_000)
 _KEYS_AT_ONCE = 1_000_000
 _WARM_ROUNDS = 2
+_INDEX_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The extent of a run: messages and queries a round, keys of an IndexFile, seconds of syncs
-    and messages synced in batches, messages of the largest store that is looked up in, and
-    entries of each of ten index files."""
+    """The extent of a run: messages and queries a round, keys of an IndexFile, seconds of syncs,
+    and messages of the largest store that is looked up in."""
 
     messages: int = 400_000
-    index_keys: int = 10_000_000
-    index_rounds: int = 3
+    index_keys: int = 5_000_000
     sync_seconds: float = 1.0
-    sync_many: int = 1_000_000
     largest: int = 10_000_000
-    index_entries: int = 100_000
 
     @property
     def queries(self) -> int:
@@ -253,15 +250,15 @@ class Floor:
         self.path.unlink()
         return watch.rate(self._count)
 
-    def sync(self, batch: int, seconds: float) -> Sample:
-        data, watch, done = self.plain * batch, Stopwatch(), 0
+    def sync(self, seconds: float) -> Sample:
+        watch, done = Stopwatch(), 0
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT)
         with watch.running():
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
-                os.pwrite(fd, data, done * len(self.plain))
+                os.pwrite(fd, self.plain, done * len(self.plain))
                 os.fdatasync(fd)
-                done += batch
+                done += 1
         os.close(fd)
         self.path.unlink()
         return watch.rate(done)
@@ -273,58 +270,49 @@ def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
     # The bodies and keys are the benchmark's own: the collector need not walk them every round.
     gc.collect()
     gc.freeze()
-    found: dict[str, list[Round]] = {name: [] for name in _FIGURES}
+    found = Found()
     for number in range(rounds):
         ours.fresh()
         if real is not None:
             real.fresh()
         for name in _FIGURES:
-            if name == "index_build" and number >= sizes.index_rounds:
+            if name == "index_build" and number >= _INDEX_ROUNDS:
                 continue
-            taken: Round = {}
             # Nobody is to pay for the dirty pages of the one before.
             os.sync()
             if real is not None:
-                taken[REAL_STORE] = real.rate(name)
+                found.note(name, REAL_STORE, real.rate(name))
                 os.sync()
-            taken[OURS] = ours.rate(name)
+            found.note(name, OURS, ours.rate(name))
             if name.startswith("put"):
-                taken[FLOOR] = floor.rate(name)
-            found[name].append(taken)
+                found.note(name, FLOOR, floor.rate(name))
     ours.close()
     for name, samples in found.items():
-        unit = {"index_build": "keys/s", "query": "1/s"}.get(name, "msg/s")
+        unit = {"index_build": "keys/s", "query": "1/s"}.get(name, MANY)
         report.add(name, samples, unit=unit, comparable=[REAL_STORE])
 
 
 def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | None) -> None:
-    """Puts that are on disk when they return: of one thread, of several, and in batches."""
-    floor = Floor(root, 0)
-    single: list[Round] = []
-    together: list[Round] = []
-    batches: list[Round] = []
+    """Puts that are on disk when they return: of one thread, and of several."""
+    floor, found, seconds = Floor(root, 0), Found(), sizes.sync_seconds
+    names = {1: "put_fsync", THREADS: f"put_fsync_{THREADS}_threads"}
     if real is not None:
         real.fresh("SYNC_FLUSH")
     with rocketstore.open(root / "synced", durability="fsync") as store:
         for _ in range(rounds):
-            seconds = sizes.sync_seconds
-            single.append({OURS: _sync_threads(store, 1, seconds), FLOOR: floor.sync(1, seconds)})
-            together.append({OURS: _sync_threads(store, THREADS, seconds)})
-            batches.append(
-                {OURS: _sync_many(store, sizes.sync_many), FLOOR: floor.sync(BATCH, seconds)}
-            )
-            if real is not None:
-                single[-1][REAL_STORE] = real.sync(1, seconds)
-                together[-1][REAL_STORE] = real.sync(THREADS, seconds)
+            for callers, name in names.items():
+                found.note(name, OURS, _sync_threads(store, callers, seconds))
+                if real is not None:
+                    found.note(name, REAL_STORE, real.sync(callers, seconds))
+            found.note("put_fsync", FLOOR, floor.sync(seconds))
     shutil.rmtree(root / "synced")
-    report.add("put_fsync", single, comparable=[REAL_STORE])
-    report.add(f"put_fsync_{THREADS}_threads", together, comparable=[REAL_STORE])
-    ratios = [
-        {who: Sample(many[who].value / one[who].value) for who in many}
-        for one, many in zip(single, together, strict=True)
-    ]
-    report.add("fsync_threads_over_one", ratios, unit="times", comparable=[REAL_STORE])
-    report.add("put_many_fsync", batches, comparable=[REAL_STORE])
+    for one, many in zip(*(found[name] for name in names.values()), strict=True):
+        for who in many:
+            ratio = Sample(many[who].value / one[who].value)
+            found.note("fsync_threads_over_one", who, ratio)
+    unit = {"fsync_threads_over_one": "times"}
+    for name, samples in found.items():
+        report.add(name, samples, unit=unit.get(name, MANY), comparable=[REAL_STORE])
 
 
 def _sync_threads(store: rocketstore.Store, callers: int, seconds: float) -> Sample:
@@ -340,14 +328,6 @@ def _sync_threads(store: rocketstore.Store, callers: int, seconds: float) -> Sam
     with watch.running(), threads(put, callers):
         pass  # they are waited for
     return watch.rate(sum(done))
-
-
-def _sync_many(store: rocketstore.Store, count: int) -> Sample:
-    bodies, watch = [bytes(100)] * BATCH, Stopwatch()
-    with watch.running():
-        for _ in range(0, count, BATCH):
-            store.put_many("B", bodies)
-    return watch.rate(count)
 
 
 def judge(report: Report) -> None:

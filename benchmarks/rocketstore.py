@@ -1,11 +1,12 @@
 """The RocketMQ store: ours beside the real one in a warm JVM and beside the floor, in one run.
 
-    python -m benchmarks.rocketstore [--quick] [--only GROUP] [--plot FILE] [--json FILE]
+    python -m benchmarks.rocketstore [--quick] [--only GROUP] [--rounds 5] [--dir DIR]
+                                     [--json FILE]
 
 prints one JSON line for each figure and each bar on standard output (or into FILE), and progress
-and tables on standard error. Groups: ``rates`` (puts, gets, queries, an IndexFile from ten million
+and tables on standard error. Groups: ``rates`` (puts, gets, queries, an IndexFile from five million
 keys), ``syncs`` (puts that are on disk when they return), ``lookups`` (one lookup by key in stores
-of a thousand to ten million messages, and how many index files a range of times leaves unread).
+of a thousand to ten million messages).
 
 A figure is the median of its rounds, with the spread beside it, and a bar holds the median of the
 ratios within a round. The floor is a plain copy of the same bytes into a map (or a write and a
@@ -19,22 +20,27 @@ hold is in the output and does not change the status.
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
+import rocketstore
 from benchmarks.engine import file_system
-from benchmarks.program import common_parser, parse_common, reporting
-from benchmarks.report import Report
-from benchmarks.rocket_lookup import files_walked, lookups, save_plot, text_plot
+from benchmarks.program import common_parser, fresh, parse_common, reporting
+from benchmarks.report import OURS, Found, Report
 from benchmarks.rocket_rates import REAL_SIZES, Real, Sizes, judge, rates, syncs
+from benchmarks.stopwatch import Stopwatch
 from tests.rocketstore.real_store import RealStore, class_path
 
 GROUPS = ("rates", "syncs", "lookups")
-QUICK = Sizes(8_000, 20_000, 1, 0.05, 5_000, 10_000, 20_000)
+QUICK = Sizes(8_000, 20_000, 0.05, 10_000)
+_BATCH = 1000
+_SMALLEST = 1000
+_LOOKUPS = 5000
+_SPANS = 5
 
 
 def _real(stack: ExitStack, report: Report, directory: Path, sizes: Sizes) -> Real | None:
@@ -50,6 +56,25 @@ def _real(stack: ExitStack, report: Report, directory: Path, sizes: Sizes) -> Re
     return real
 
 
+def lookups(report: Report, root: Path, largest: int) -> None:
+    """One lookup by key in stores of 1,000 messages and ten times more up to ``largest``."""
+    chance, found, count, size = random.Random(3), Found(), 0, _SMALLEST
+    with fresh(root) as path, rocketstore.open(path, background=False) as store:
+        while size <= largest:
+            for first in range(count, size, _BATCH):
+                keys = [f"order-{number}" for number in range(first, first + _BATCH)]
+                store.put_many("G", [bytes(100)] * _BATCH, keys=keys)
+            for _ in range(_SPANS):
+                wanted = [f"order-{chance.randrange(size)}" for _ in range(_LOOKUPS)]
+                watch = Stopwatch()
+                with watch.running():
+                    hits = sum(len(store.query("G", key)) for key in wanted)
+                assert hits == _LOOKUPS
+                found.note(f"lookup_by_key_{size}", OURS, watch.rate(hits))
+            count, size = size, size * 10
+    report.add_all(found, unit="1/s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = common_parser("rocketstore", __doc__, rounds=5)
     names = ", ".join(GROUPS)
@@ -57,24 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", action="append", choices=GROUPS, metavar="GROUP", help=f"these only: {names}"
     )
     parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
-    parser.add_argument("--index-keys", type=int, help="keys of the IndexFile (10,000,000)")
-    parser.add_argument("--largest", type=int, help="largest store looked up in (10,000,000)")
     parser.add_argument("--without-real", action="store_true", help="leave the real store out")
-    parser.add_argument("--plot", type=Path, help="draw the lookups there (.svg or .png)")
-    parser.set_defaults(rounds=None)
     options = parse_common(parser, arguments)
-    for name, least in (("index_keys", 1), ("largest", 1000)):
-        if (value := getattr(options, name)) is not None and value < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
-    if options.plot is not None and options.plot.suffix not in (".svg", ".png"):
-        parser.error(f"--plot {options.plot}: .svg or .png are right")
-    sizes = QUICK if options.quick else Sizes()
-    sizes = replace(
-        sizes,
-        index_keys=options.index_keys or sizes.index_keys,
-        largest=options.largest or sizes.largest,
-    )
-    rounds = options.rounds or (1 if options.quick else 5)
+    sizes, rounds = QUICK if options.quick else Sizes(), options.rounds
     groups = options.only or GROUPS
     with reporting(options) as (report, directory), ExitStack() as stack:
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
@@ -87,11 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "syncs" in groups:
             syncs(report, directory, sizes, min(rounds, 3), real)
         if "lookups" in groups:
-            rows = lookups(report, directory, sizes.largest)
-            files_walked(report, directory, sizes.index_entries)
-            report.say(text_plot(rows))
-            if options.plot is not None:
-                save_plot(rows, options.plot)
+            lookups(report, directory, sizes.largest)
     return 0
 
 

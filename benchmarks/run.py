@@ -63,8 +63,8 @@ PROGRAMS = (
     Program(
         "rocketstore",
         "The RocketMQ store beside the real one in a warm JVM",
-        ("--only", "rates", "--rounds", "4", "--index-keys", "5000000"),
-        ("--quick", "--only", "rates"),
+        ("--only", "rates", "--rounds", "4"),
+        ("--quick", "--only", "rates", "--rounds", "1"),
     ),
     Program(
         "msgstore",

@@ -86,6 +86,26 @@ def test_a_query_finds_files_open(store: Path, read_only: bool) -> None:
             assert fs.count == again
 
 
+def test_a_range_of_times_skips_index_files(tmp_path: Path) -> None:
+    """A query for the second that a file holds opens that one, and one without a range all."""
+    now = [1_700_000_000_000]
+    with rocketstore.open(
+        tmp_path, background=False, clock=lambda: now[0], index_slots=25, index_entries=101
+    ) as made:
+        for number in range(1000):
+            made.put("t", b"", keys=f"k{number}")
+            now[0] += 10
+    for key, begin, end, files in (
+        ("k0", 0, now[0], 10),
+        ("k530", now[0] - 5_000, now[0] - 4_500, 1),
+    ):
+        fs = Opens()
+        with rocketstore.open(tmp_path, read_only=True, background=False, fs=fs) as opened:
+            fs.count = 0
+            assert len(opened.query("t", key, 32, begin, end)) == 1
+            assert fs.count == files
+
+
 def test_all_are_compared_with_the_log(store: Path) -> None:
     with few_handles():
         assert verify(store) == []
