@@ -7,7 +7,6 @@ A bar whose figure is not in the run (a peer is not installed) is not judged.
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,10 +15,9 @@ from typing import Any
 
 from benchmarks import footprint, throughput
 from benchmarks.bodies import RECORD_BYTES
-from benchmarks.report import FLOOR, OURS, Bar, Round, Sample
-from benchmarks.session import Session, Task, measure_once
+from benchmarks.report import FLOOR, OURS, Bar, Found, Round, Sample
+from benchmarks.session import Session, Task
 from benchmarks.sizes import Sizes
-from qindex.compare.child import ChildError
 
 _ENOUGH_AFTER_DRAIN = 1_000_000
 """Bytes: below this, disk use after a drain is back to nothing."""
@@ -27,7 +25,6 @@ _WITHOUT_KEY = "without key and headers"
 _HAND_WRITTEN = "rocksdict"
 _FLAT = 0.85
 """The share of its rate at the smallest backlog that a get keeps at every other, to be flat."""
-_MEGABYTE = 1e6
 _ROUNDS_OF_ONE_PROCESS = 7
 _SYNCS = ("syncs_per_publish", "syncs_per_get", "syncs_per_ack")
 _WRITTEN = {"bytes_written_per_publish": "bytes", "write_calls_per_publish": "calls"}
@@ -228,24 +225,43 @@ def drain(session: Session, sizes: Sizes) -> None:
 
 def million(session: Session, sizes: Sizes) -> None:
     """A backlog of a million: its memory; opening it after a close, and after a SIGKILL."""
+    report = session.report
     who = session.names(lambda kind: kind.name != FLOOR and kind.max_backlog >= 1_000_000)
-    stores = session.fresh()
-    clean = _build_million(session, sizes, who, stores, kill=False)
-    memory = {
-        name: replace(sample, value=sample.value / sample.count) for name, sample in clean.items()
-    }
-    if memory:
-        _once(session, "memory_per_million", memory, "MB")
-    _open_rounds(session, sizes, {name: stores / name for name in clean}, "open_clean")
-    shutil.rmtree(stores, ignore_errors=True)
-    stores = session.fresh()
-    safe = [name for name in who if session.contenders[name].kill_safe]
-    killed = _build_million(session, sizes, safe, stores, kill=True)
-    _open_rounds(session, sizes, {name: stores / name for name in killed}, "open_killed")
-    shutil.rmtree(stores, ignore_errors=True)
-    session.report.hold_most("open after a close", "open_clean_ms", 20, "ms")
-    session.report.hold_most("memory of open after a close", "open_clean_memory", 5, "MB")
-    session.report.hold_most("open after SIGKILL", "open_killed_cpu", 0.25, "CPU s")
+    for figure, kill in (("open_clean", False), ("open_killed", True)):
+        stores = session.fresh()
+        safe = [name for name in who if not kill or session.contenders[name].kill_safe]
+        given = {
+            name: {"count": sizes.million, "store": stores / name, "kill": kill} for name in safe
+        }
+        built = session.alone("million", footprint.million, given)
+        if built and not kill:
+            memory = {name: samples["memory"] for name, samples in built.items()}
+            _once(session, "memory_per_million", memory, "MB")
+        found = _open_rounds(session, sizes, stores, list(built))
+        for name, unit in (("ms", "ms"), ("memory", "MB"), ("cpu", "CPU s"), ("first_get", "ms")):
+            session.add(f"{figure}_{name}", found[name], unit=unit, better="low")
+        shutil.rmtree(stores, ignore_errors=True)
+    report.hold_most("open after a close", "open_clean_ms", 20, "ms")
+    report.hold_most("memory of open after a close", "open_clean_memory", 5, "MB")
+    report.hold_most("open after SIGKILL", "open_killed_cpu", 0.25, "CPU s")
+
+
+def _open_rounds(session: Session, sizes: Sizes, stores: Path, names: list[str]) -> Found:
+    """Open a copy of each store in a new process, in rounds: opening and getting change it."""
+    found = Found()
+    for _ in range(session.rounds):
+        copies = session.fresh()
+        for name in names:
+            # cp keeps holes, which a store that maps a large sparse file is made of.
+            subprocess.run(["cp", "-a", str(stores / name), str(copies)], check=True)
+        given = {name: {"store": copies / name, "count": sizes.million} for name in names}
+        opened = session.alone("open", footprint.reopen, given)
+        for who, samples in opened.items():
+            for key, sample in samples.items():
+                found.note(key, who, sample)
+        names = list(opened)
+        shutil.rmtree(copies, ignore_errors=True)
+    return found
 
 
 def memory(session: Session, sizes: Sizes) -> None:
@@ -256,56 +272,6 @@ def memory(session: Session, sizes: Sizes) -> None:
         _once(session, "memory_per_100_million", result["megabytes"][0], "MB", notes=notes)
     name = "memory of a backlog of 100 million"
     session.report.hold_most(name, "memory_per_100_million", 25, "MB")
-
-
-def _build_million(
-    session: Session, sizes: Sizes, names: list[str], stores: Path, kill: bool
-) -> Round:
-    built: Round = {}
-    for who in names:
-        given = {"count": sizes.million, "store": stores / who, "kill": kill}
-        try:
-            built |= {who: measure_once(footprint.million, who, session.fresh(), **given)["memory"]}
-        except ChildError as error:
-            if kill and error.status == -signal.SIGKILL:
-                built[who] = Sample(0.0, count=sizes.million)
-            else:
-                session.fail(who, "million", error)
-    return built
-
-
-def _open_rounds(session: Session, sizes: Sizes, stores: Mapping[str, Path], figure: str) -> None:
-    """Open a copy of each store in a new process, in rounds: opening and getting change it."""
-    found: dict[str, list[Round]] = {}
-    left = dict(stores)
-    for number in range(session.rounds):
-        for who, store in list(left.items()):
-            directory = session.fresh()
-            opened = directory / "copy"
-            # cp keeps holes, which a store that maps a large sparse file is made of.
-            subprocess.run(["cp", "-a", str(store), str(opened)], check=True)
-            given = {"store": opened, "count": sizes.million}
-            try:
-                samples = measure_once(footprint.reopen, who, directory, **given)
-            except ChildError as error:
-                session.fail(who, "open", error)
-                del left[who]
-                continue
-            for key, sample in samples.items():
-                rounds = found.setdefault(key, [{} for _ in range(session.rounds)])
-                rounds[number][who] = sample
-            shutil.rmtree(directory, ignore_errors=True)
-    for key, name, unit, scale in (
-        ("open_ms", "ms", "ms", 1.0),
-        ("memory", "memory", "MB", 1 / _MEGABYTE),
-        ("open_and_get_cpu_s", "cpu", "CPU s", 1.0),
-        ("first_get_ms", "first_get", "ms", 1.0),
-    ):
-        rounds = [
-            {who: Sample(sample.value * scale) for who, sample in round_.items()}
-            for round_ in found.get(key, [])
-        ]
-        session.add(f"{figure}_{name}", rounds, unit=unit, better="low")
 
 
 def _rate(

@@ -166,8 +166,8 @@ def _ours_recovers(path: Path, entries: int) -> Sample:
         measure_once(million, OURS, path / "fill", count=entries, store=store, kill=True)
     os.sync()  # the opening is not to pay for the pages of the filling
     found = measure_once(reopen, OURS, path / "open", count=entries, store=store)
-    cpu = found["open_cpu_s"].value * 1e6 / entries
-    return Sample(found["open_ms"].value / 1e3, cpu, entries)
+    cpu = found["open_cpu"].value * 1e6 / entries
+    return Sample(found["ms"].value / 1e3, cpu, entries)
 
 
 def _theirs(path: Path, code: list[Path], entries: int) -> Sample:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.program import child
-from benchmarks.report import FLOOR, OURS, Report, Round, Sample
+from benchmarks.report import FLOOR, OURS, Found, Report, Round, Sample
 from qindex.compare.child import Child, ChildError
 from qindex.compare.contender import Fifo
 
@@ -72,30 +73,42 @@ class Session:
 
     def interleave(
         self, what: str, task: Task, parameters: Mapping[str, Mapping[str, Any]], rounds: int = 0
-    ) -> dict[str, list[Round]]:
+    ) -> Found:
         """Measure in a new process for each contender, in turn.
 
         ``parameters`` are those of each contender that takes part; ``rounds`` those of the
         session unless given. Returns the rounds of each sample that the task gives. A contender
         that raises is left out of this figure from then on.
         """
-        result: dict[str, list[Round]] = {}
+        found = Found()
         with ExitStack() as stack:
             workers = {who: stack.enter_context(child(_ANSWER_SECONDS)) for who in parameters}
-            for number in range(rounds or self.rounds):
+            for _ in range(rounds or self.rounds):
                 for who, worker in list(workers.items()):
-                    place = self.directory / who
                     try:
-                        samples = _ask(worker, task, who, place, parameters[who])
+                        samples = _ask(worker, task, who, self.directory / who, parameters[who])
                     except ChildError as error:
                         self.fail(who, what, error)
                         del workers[who]
                         continue
                     for key, sample in samples.items():
-                        measured = result.setdefault(key, [])
-                        while len(measured) <= number:
-                            measured.append({})
-                        measured[number][who] = sample
+                        found.note(key, who, sample)
         for who in parameters:
             shutil.rmtree(self.directory / who, ignore_errors=True)
-        return result
+        return found
+
+    def alone(
+        self, what: str, task: Task, parameters: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Round]:
+        """Measure each contender once, in a process that ends with it. One that dies by SIGKILL
+        did what it was told, and has no samples; one that raises is left out."""
+        found: dict[str, Round] = {}
+        for who, given in parameters.items():
+            try:
+                found[who] = measure_once(task, who, self.fresh(), **given)
+            except ChildError as error:
+                if error.status == -signal.SIGKILL:
+                    found[who] = {}
+                else:
+                    self.fail(who, what, error)
+        return found
