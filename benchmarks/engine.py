@@ -62,7 +62,7 @@ def _chosen(wanted: Sequence[str] | None, report: Report) -> dict[str, type[Fifo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = common_parser("engine", __doc__)
+    parser = common_parser("engine", __doc__, rounds=3)
     for option, names, what in (
         ("--only", GROUPS, "group of figures"),
         ("--who", CONTENDERS, "contender"),

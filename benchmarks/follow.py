@@ -46,7 +46,7 @@ def publish(store: str, beside: str, count: int) -> tuple[float, list[float]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit status."""
-    parser = common_parser("follow", __doc__, rounds=1)
+    parser = common_parser("follow", __doc__)
     parser.add_argument("--count", type=int, default=2_000_000, help="messages")
     given = parse_common(parser, arguments)
     with reporting(given) as (report, directory):

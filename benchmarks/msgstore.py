@@ -190,7 +190,7 @@ GROUPS: dict[str, Callable[[Report, Path, Namespace], None]] = {
 
 
 def main() -> int:
-    parser = common_parser("msgstore", __doc__)
+    parser = common_parser("msgstore", __doc__, rounds=3)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--megabytes", type=int, default=256, help="of 64 KiB records")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")

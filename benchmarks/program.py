@@ -19,14 +19,17 @@ from qindex.compare.child import Child
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def common_parser(name: str, description: str | None, rounds: int = 3) -> argparse.ArgumentParser:
-    """Return a parser that knows ``--rounds``, ``--dir`` and ``--json``."""
+def common_parser(
+    name: str, description: str | None, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser that knows ``--dir``, ``--json``, and ``--rounds`` where there are any."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"of each figure ({rounds})")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"of each ({rounds})")
     parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     return parser
@@ -37,7 +40,7 @@ def parse_common(
 ) -> argparse.Namespace:
     """Parse, and refuse what no program can do."""
     options = parser.parse_args(None if arguments is None else list(arguments))
-    if options.rounds is not None and options.rounds < 1:
+    if getattr(options, "rounds", 1) < 1:
         parser.error("--rounds must be at least 1")
     if options.dir is not None and not options.dir.is_dir():
         parser.error(f"--dir {options.dir} is no directory")

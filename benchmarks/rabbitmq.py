@@ -218,7 +218,7 @@ def _our_store(path: Path) -> dict[str, Sample]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
-    parser = common_parser("rabbitmq", __doc__)
+    parser = common_parser("rabbitmq", __doc__, rounds=3)
     parser.add_argument("--messages", type=int, default=100_000, help="of a rate")
     parser.add_argument("--entries", type=int, default=1_000_000, help="of the killed queue")
     options = parse_common(parser, arguments)

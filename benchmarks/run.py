@@ -15,7 +15,6 @@ reason.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.page import Result, split_page, write_page
+from benchmarks.program import common_parser, parse_common
 from journal.child import command
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -105,11 +105,7 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
     names = [program.name for program in PROGRAMS]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = common_parser("run", __doc__)
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
     parser.add_argument(
@@ -120,9 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="the page that gets the tables (docs/benchmarks-tables.md)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
-    options = parser.parse_args(arguments)
+    options = parse_common(parser, arguments)
     if options.page is not None:
         try:
             split_page(options.page)

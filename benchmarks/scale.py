@@ -42,7 +42,6 @@ _BARS = (
 )
 _UNITS = {
     "cpu": "s",
-    "wall": "s",
     "cpu_each": "us",
     "resident": "MB",
     "traced_per_queue": "B",
@@ -59,8 +58,8 @@ class Given:
     store: str
     count: int
     depth: int
-    most_open: int
-    idle: float
+    most_open: int = 512
+    idle: float = 1.0
 
     def open(self) -> qindex.Engine:
         return qindex.open(self.store, flush_idle=self.idle, max_open_files=self.most_open)
@@ -75,7 +74,6 @@ class _Step:
 
     memory: int = field(default_factory=resident_bytes)
     cpu: float = field(default_factory=time.process_time)
-    wall: float = field(default_factory=time.perf_counter)
     handles: int = 0
 
     def visit(self, engine: qindex.Engine, names: Sequence[str]) -> Iterator[qindex.Queue]:
@@ -94,7 +92,6 @@ class _Step:
         self._count_handles()
         figures = {
             "cpu": cpu,
-            "wall": time.perf_counter() - self.wall,
             "resident": (resident_bytes() - self.memory) / 1e6,
             "handles": self.handles,
             "threads": threading.active_count(),
@@ -267,20 +264,17 @@ def _run(report: Report, prefix: str, steps: Sequence[str], given: Given) -> Non
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return 0 when all bars that were measured hold, else 1."""
-    parser = common_parser("scale", __doc__, rounds=1)
+    parser = common_parser("scale", __doc__)
     parser.add_argument("--queues", type=int, default=10_000, help="how many queues; 0: none")
     parser.add_argument("--messages", type=int, default=100, help="in each of them")
     parser.add_argument("--deep", type=int, default=10_000_000, help="in one queue; 0: none")
-    parser.add_argument("--open-files", type=int, default=512, help="max_open_files of the engine")
-    parser.add_argument("--idle", type=float, default=1.0, help="flush_idle of the engine")
     options = parse_common(parser, arguments)
     with reporting(options) as (report, directory):
-        engine = (options.open_files, options.idle)
         if options.queues:
-            many = Given(str(directory / "many"), options.queues, options.messages, *engine)
+            many = Given(str(directory / "many"), options.queues, options.messages)
             _run(report, "", list(STEPS), many)
         if options.deep:
-            _run(report, "deep: ", _DEEP, Given(str(directory / "deep"), 1, options.deep, *engine))
+            _run(report, "deep: ", _DEEP, Given(str(directory / "deep"), 1, options.deep))
         for figure, limit, unit in _BARS:
             if report.find(figure) is not None:
                 report.hold_most(figure, figure, limit, unit)

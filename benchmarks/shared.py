@@ -344,7 +344,7 @@ def woken(root: Path) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
-    parser = common_parser("shared", __doc__)
+    parser = common_parser("shared", __doc__, rounds=3)
     parser.add_argument("--processes", type=int, default=4, help="that work at once (4)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each figure (1)")
     parser.add_argument("--peers", action="store_true", help="beside other queues, too")
