@@ -32,7 +32,6 @@ from benchmarks.peers import CONTENDERS
 from benchmarks.program import common_parser, parse_common, reporting
 from benchmarks.report import Report
 from benchmarks.session import Session
-from benchmarks.sizes import Sizes
 from qindex.compare.contender import Fifo
 
 
@@ -76,16 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
     options = parse_common(parser, arguments)
-    sizes = Sizes().quick() if options.quick else Sizes()
     groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
     with reporting(options) as (report, directory):
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
-        session = Session(_chosen(options.who, report), directory, options.rounds, report)
+        chosen = _chosen(options.who, report)
+        session = Session(chosen, directory, options.rounds, report, quick=options.quick)
         if options.quick:
             report.say("--quick is too short to judge by: bars show their form only")
         for name, run in groups.items():
             start = time.monotonic()
-            run(session, sizes)
+            run(session)
             report.say(f"{name}: {time.monotonic() - start:.1f} s")
     return 1 if session.failed else 0
 

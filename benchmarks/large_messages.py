@@ -51,7 +51,7 @@ def beside_peers(report: Report, root: Path, options: Namespace) -> None:
         report.say(f"{name} is not installed: left out")
     session = Session(there, root, options.rounds, report)
     given = {"count": stored_messages(options), "kibibytes": BODY_BYTES >> 10}
-    measured = session.interleave("64 KiB", throughput.large, dict.fromkeys(there, given))
+    measured = session.interleave(throughput.large, there, **given)
     peers = [name for name in there if name != OURS]
     for name, rounds in measured.items():
         report.add(f"engine_{name}_64KiB", rounds, comparable=peers)

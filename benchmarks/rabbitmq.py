@@ -161,11 +161,10 @@ def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds:
 
 
 def _ours_recovers(path: Path, entries: int) -> Sample:
-    store = path / "ours"
     with suppress(ChildError):
-        measure_once(million, OURS, path / "fill", count=entries, store=store, kill=True)
+        measure_once(million, OURS, path / "fill", count=entries, stores=path, kill=True)
     os.sync()  # the opening is not to pay for the pages of the filling
-    found = measure_once(reopen, OURS, path / "open", count=entries, store=store)
+    found = measure_once(reopen, OURS, path / "open", count=entries, stores=path)
     cpu = found["open_cpu"].value * 1e6 / entries
     return Sample(found["ms"].value / 1e3, cpu, entries)
 

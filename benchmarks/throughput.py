@@ -21,6 +21,8 @@ from qindex.compare.designs import QueueIndexDesign
 _WARM_UP = 200
 _COMPARED = 256
 """Large messages that are taken before they are compared."""
+_PUBLISHED = 10_000
+_TAKEN = 1_000
 _TURN = 5_000
 """Messages after which two that take turns in one process change."""
 
@@ -94,6 +96,9 @@ def large(who: str, directory: str, count: int, kibibytes: int, *, pause: bool =
 def publish_threads(who: str, directory: str, single: int, callers: int, each: int) -> Round:
     """One thread publishes ``single`` messages with fsync, then ``callers`` threads ``each``."""
     with fresh_store(who, directory, "fsync") as contender:
+        if not isinstance(contender, Floor | QueueIndexDesign):
+            # Nobody waits for a peer that takes a millisecond for each.
+            single, each = single // 2, each // 2
         bodies, one = Bodies(), Stopwatch()
         contender.publish_each(contender.records(bodies.take(20)))
         alone = contender.records(bodies.take(single))
@@ -113,15 +118,13 @@ def publish_threads(who: str, directory: str, single: int, callers: int, each: i
     return result
 
 
-def publish_many(
-    who: str, directory: str, batch: int, count: int, seconds: float, durability: str
-) -> Round:
-    """Batches of ``batch`` messages into a fresh store. The floor makes one write of each."""
+def publish_many(who: str, directory: str, count: int, seconds: float, durability: str) -> Round:
+    """Batches of 10,000 messages into a fresh store. The floor makes one write of each."""
     with fresh_store(who, directory, durability) as contender:
         bodies, watch = Bodies(), Stopwatch()
         contender.publish_many(contender.records(bodies.take(_WARM_UP)))
         gc.collect()
-        for size in watch.chunks(count, seconds, batch, batch):
+        for size in watch.chunks(count, seconds, _PUBLISHED, _PUBLISHED):
             records = contender.records(bodies.take(size))
             if isinstance(contender, Floor):
                 # Joining the records is no part of the bound.
@@ -163,22 +166,22 @@ def get_ack(who: str, directory: str, backlog: int, count: int, seconds: float) 
 
 
 def get_ack_backlogs(
-    who: str, directory: str, backlogs: list[int], count: int, seconds: float
+    who: str, directory: str, backlogs: dict[str, int], count: int, seconds: float
 ) -> Round:
     """The same at several backlogs, one right after the other: what a backlog costs. Gives the
-    rate at each, under its size, in relation to that at the first."""
-    for backlog in backlogs:
+    rate at each, under its name, in relation to that at the first."""
+    for backlog in backlogs.values():
         _backlog(who, directory, backlog)
     rates = {
-        backlog: get_ack(who, directory, backlog, count, seconds)["get_ack"].value
-        for backlog in backlogs
+        name: get_ack(who, directory, backlog, count, seconds)["get_ack"].value
+        for name, backlog in backlogs.items()
     }
-    first, *others = backlogs
-    return {str(other): Sample(rates[other] / rates[first]) for other in others}
+    first, *others = rates
+    return {other: Sample(rates[other] / rates[first]) for other in others}
 
 
-def get_many(who: str, directory: str, batch: int, backlog: int, seconds: float) -> Round:
-    """``get_many`` and ``ack_many``, ``batch`` at a time, every body read, until drained.
+def get_many(who: str, directory: str, backlog: int, seconds: float) -> Round:
+    """``get_many`` and ``ack_many``, 1,000 at a time, every body read, until drained.
 
     The floor is the loop of single writes, as the bar has it.
     """
@@ -189,7 +192,7 @@ def get_many(who: str, directory: str, batch: int, backlog: int, seconds: float)
         expected, watch = Bodies(), Stopwatch()
         settle()
         gc.collect()
-        for size in watch.chunks(backlog, seconds, batch, batch):
+        for size in watch.chunks(backlog, seconds, _TAKEN, _TAKEN):
             with watch.running(size):
                 delivered = contender.get_ack_many(size)
             if not is_floor:
