@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import qindex
 import qindex.aio
 from benchmarks.bodies import Bodies
 from benchmarks.program import common_parser, fresh, parse_common, reporting
-from benchmarks.report import OURS, Found, Report
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.report import OURS, Report
+from benchmarks.stopwatch import Found
 
 _BARS = (
     ("aio publish / plain publish", "aio_publish", "publish", 0.5),
@@ -30,75 +29,50 @@ _BARS = (
 )
 
 
-class _Run:
-    def __init__(self, directory: Path, count: int, confirmed: int) -> None:
-        self._directory = directory
-        self._count = count
-        self._confirmed = confirmed
-        self.found = Found()
+def plain(found: Found, root: Path, figure: str, durability: Any, count: int) -> None:
+    bodies = Bodies().take(count)
+    with fresh(root) as directory, qindex.open(directory, durability=durability) as engine:
+        queue = engine.queue("q")
+        with found.rate(figure, OURS, count):
+            for body in bodies:
+                queue.publish(body)
 
-    @contextmanager
-    def rate(self, figure: str, count: int) -> Iterator[None]:
-        """Note the rate of what the block does."""
-        watch = Stopwatch()
-        with watch.running(count):
-            yield
-        self.found.note(figure, OURS, watch.rate())
 
-    def round(self) -> None:
-        """Run each part once, on a store of its own."""
-        # The modules' own objects are no part of what a collection looks through.
-        gc.collect()
-        gc.freeze()
-        self._plain("publish", "os", self._count)
-        self._plain("publish_fsync", "fsync", self._confirmed // 10)
-        asyncio.run(self._twin())
-        asyncio.run(self._alone())
+async def twin(found: Found, root: Path, count: int, confirms: int) -> None:
+    bodies = Bodies().take(max(count, confirms))
+    few = bodies[: confirms // 10]
+    with fresh(root) as directory:
+        async with qindex.aio.open(directory) as engine:
+            queue = await engine.queue("q")
+            with found.rate("aio_publish", OURS, count):
+                for body in bodies[:count]:
+                    await queue.publish(body)
+            with found.rate("aio_confirmed_one_by_one", OURS, len(few)):
+                for body in few:
+                    await queue.publish(body, confirm=True)
+            with found.rate("aio_confirmed", OURS, confirms):
+                calls = (queue.publish(body, confirm=True) for body in bodies[:confirms])
+                await asyncio.gather(*calls)
 
-    def _plain(self, figure: str, durability: Any, count: int) -> None:
-        bodies = Bodies().take(count)
-        path = fresh(self._directory)
-        with path as directory, qindex.open(directory, durability=durability) as engine:
-            queue = engine.queue("q")
-            with self.rate(figure, count):
-                for body in bodies:
-                    queue.publish(body)
 
-    async def _twin(self) -> None:
-        bodies = Bodies().take(self._count)
-        confirmed = bodies[: self._confirmed]
-        with fresh(self._directory) as directory:
-            async with qindex.aio.open(directory) as engine:
-                queue = await engine.queue("q")
-                with self.rate("aio_publish", self._count):
-                    for body in bodies:
-                        await queue.publish(body)
-                few = confirmed[: self._confirmed // 10]
-                with self.rate("aio_confirmed_one_by_one", len(few)):
-                    for body in few:
-                        await queue.publish(body, confirm=True)
-                with self.rate("aio_confirmed", self._confirmed):
-                    calls = (queue.publish(body, confirm=True) for body in confirmed)
-                    await asyncio.gather(*calls)
+async def alone(found: Found, count: int) -> None:
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.Future[None]] = []
 
-    async def _alone(self) -> None:
-        loop = asyncio.get_running_loop()
-        waiting: list[asyncio.Future[None]] = []
+    def resolve() -> None:
+        for future in waiting:
+            future.set_result(None)
 
-        def resolve() -> None:
-            for future in waiting:
-                future.set_result(None)
+    async def one(number: int) -> int:
+        if not number:
+            loop.call_soon(resolve)
+        future = loop.create_future()
+        waiting.append(future)
+        await future
+        return number
 
-        async def one(number: int) -> int:
-            if not number:
-                loop.call_soon(resolve)
-            future = loop.create_future()
-            waiting.append(future)
-            await future
-            return number
-
-        with self.rate("asyncio_alone", self._confirmed):
-            await asyncio.gather(*map(one, range(self._confirmed)))
+    with found.rate("asyncio_alone", OURS, count):
+        await asyncio.gather(*map(one, range(count)))
 
 
 def judge(report: Report) -> None:
@@ -116,13 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--confirmed", type=int, default=10_000, help="confirms at a time")
     given = parse_common(parser, arguments)
     with reporting(given) as (report, directory):
-        run = _Run(directory, given.count, given.confirmed)
-        try:
-            for _ in range(given.rounds):
-                run.round()
-        finally:
+        found, count, confirms = Found(), given.count, given.confirmed
+        for _ in range(given.rounds):
+            # The modules' own objects are no part of what a collection looks through.
+            gc.collect()
+            gc.freeze()
+            plain(found, directory, "publish", "os", count)
+            plain(found, directory, "publish_fsync", "fsync", confirms // 10)
+            asyncio.run(twin(found, directory, count, confirms))
+            asyncio.run(alone(found, confirms))
             gc.unfreeze()
-        report.add_all(run.found, unit="1/s")
+        report.add_all(found, unit="1/s")
         judge(report)
     return 0
 

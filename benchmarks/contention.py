@@ -21,7 +21,8 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -35,8 +36,8 @@ import rocketstore
 from benchmarks.bodies import Bodies
 from benchmarks.peers import Floor
 from benchmarks.program import common_parser, fresh, parse_common, reporting
-from benchmarks.report import OURS, Report, Round, Sample
-from benchmarks.stopwatch import Stopwatch, threads
+from benchmarks.report import OURS, Report
+from benchmarks.stopwatch import Found, Sample, threads
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
 
@@ -51,17 +52,32 @@ _TAILS = 20
 _AT_ONCE = 10_000
 _SLOW = 99.9
 _LARGE = 8 << 10
+_Opened = Callable[[Path], AbstractContextManager[Any]]
+_Work = Callable[[Any, list[bytes]], int]
 
 
-def queues(report: Report, root: Path, messages: int, rounds: int) -> None:
-    """The rates of one thread and of eight, in turn."""
+def rates(report: Report, root: Path, messages: int, rounds: int) -> None:
+    """The rates of one thread and of eight, in turn: of queues, and of a rocketstore."""
     small, large = Bodies().take(messages), _large_bodies(messages)
-    for bodies, count in ((small, 1), (small, 8), (large, 1), (large, 8)):
-        name = f"{SIDES} + {SIDES} threads, {count} queue{'s' if count > 1 else ''}"
-        name += ", 8 KiB" * (bodies is large)
-        one, many = partial(_run, count, _one_thread), partial(_run, count, _many_threads)
-        _in_turn(report, name, root, bodies, rounds, one, many)
-        share = SHARE_OF_ONE_QUEUE if bodies is small and count == 1 else SHARE
+    sides, found = f"{SIDES} + {SIDES} threads", Found()
+    cases: dict[str, tuple[_Opened, _Work, _Work, list[bytes]]] = {}
+    for bodies, what in ((small, ""), (large, ", 8 KiB")):
+        for count, queues in ((1, "1 queue"), (2 * SIDES, f"{2 * SIDES} queues")):
+            name = f"{sides}, {queues}{what}"
+            cases[name] = partial(_opened, count), _one_thread, _many_threads, bodies
+    name = f"rocketstore: {sides}"
+    cases[name] = rocketstore.open, _one_puts_and_gets, _many_put_and_get, small
+    for name, (opened, one, many, bodies) in cases.items():
+        for who, work in ((ONE, one), (OURS, many)) * rounds:
+            gc.collect()
+            with fresh(root) as path, opened(path) as store:
+                with found.rate(name, who, len(bodies)):
+                    count = work(store, bodies)
+                if count != len(bodies):
+                    raise RuntimeError(f"{count} of {len(bodies)} messages came")
+    report.add_all(found)
+    for name in list(cases)[:-1]:
+        share = SHARE_OF_ONE_QUEUE if name.endswith("1 queue") else SHARE
         report.hold_ratio(name, ONE, share)
 
 
@@ -71,138 +87,98 @@ def _large_bodies(messages: int) -> list[bytes]:
     return list(islice(cycle(few), messages // (20 * share) * share))
 
 
-def stores(report: Report, root: Path, messages: int, rounds: int) -> None:
-    """The same of a rocketstore."""
-    name = f"rocketstore: {SIDES} + {SIDES} threads"
-    one, many = partial(_run_store, _one_puts_and_gets), partial(_run_store, _many_put_and_get)
-    _in_turn(report, name, root, Bodies().take(messages), rounds, one, many)
-
-
-Run = Callable[[Path, list[bytes]], Sample]
-
-
-def _in_turn(
-    report: Report, name: str, root: Path, bodies: list[bytes], rounds: int, one: Run, many: Run
-) -> None:
-    found: list[Round] = [{} for _ in range(rounds)]
-    for samples in found:
-        for who, run in ((ONE, one), (OURS, many)):
-            gc.collect()
-            with fresh(root) as path:
-                samples[who] = run(path, bodies)
-    report.add(name, found)
-
-
-def _run(queues: int, work: Callable[..., int], path: Path, bodies: list[bytes]) -> Sample:
-    watch = Stopwatch()
+@contextmanager
+def _opened(count: int, path: Path) -> Iterator[list[qindex.Queue]]:
     with qindex.open(path) as engine:
-        count = work([engine.queue(f"q{number}") for number in range(queues)], bodies, watch)
-        left = sum(map(len, (engine.queue(name) for name in engine.queue_names())))
-    return _rate(watch, count, len(bodies), left)
+        queues = [engine.queue(f"q{number}") for number in range(count)]
+        yield queues
+        if any(map(len, queues)):
+            raise RuntimeError("messages are left")
 
 
-def _run_store(work: Callable[..., int], path: Path, bodies: list[bytes]) -> Sample:
-    watch = Stopwatch()
-    with rocketstore.open(path) as store:
-        count = work(store, bodies, watch)
-    return _rate(watch, count, len(bodies))
-
-
-def _rate(watch: Stopwatch, count: int, expected: int, left: int = 0) -> Sample:
-    if count != expected or left:
-        raise RuntimeError(f"{count} of {expected} messages came, {left} are left")
-    return watch.rate(count)
-
-
-def _one_thread(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> int:
+def _one_thread(queues: list[Any], bodies: list[bytes]) -> int:
     taken = 0
     share = len(bodies) // len(queues)
-    with watch.running():
-        for number, queue in enumerate(queues):
-            for body in bodies[number * share : (number + 1) * share]:
-                queue.publish(body)
-        for queue in queues:
-            while (delivery := queue.get(timeout=0)) is not None:
-                queue.ack(delivery)
-                taken += 1
+    for number, queue in enumerate(queues):
+        for body in bodies[number * share : (number + 1) * share]:
+            queue.publish(body)
+    for queue in queues:
+        while (delivery := queue.get(timeout=0)) is not None:
+            queue.ack(delivery)
+            taken += 1
     return taken
 
 
-def _many_threads(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> int:
-    """Each publisher has its share of the messages for its queues; each consumer takes from its
-    queues until all is published and they are empty."""
+def _side_by_side(
+    publish: Callable[[int], object], take: Callable[[int], int], wait: Callable[[int], int]
+) -> int:
+    """Publishers beside consumers, which take until all is published and nothing is there; gives
+    the messages that they took. ``wait`` is what a consumer does that finds nothing."""
     taken = [0] * SIDES
-    share = len(bodies) // SIDES
     all_published = threading.Event()
 
-    def publish(number: int) -> None:
-        mine = queues[number::SIDES] or queues
-        for at, body in enumerate(bodies[number * share : (number + 1) * share]):
-            mine[at % len(mine)].publish(body)
-
     def consume(number: int) -> None:
-        mine = queues[number::SIDES] or queues
         while True:
             ending = all_published.is_set()
-            got = sum(map(_take_some, mine))
-            taken[number] += got
+            got = take(number)
             if not got and ending:
                 return
-            if not got and (delivery := mine[0].get(timeout=0.005)) is not None:
-                mine[0].ack(delivery)
-                taken[number] += 1
+            taken[number] += got or wait(number)
 
-    _side_by_side(publish, consume, all_published, watch)
-    return sum(taken)
-
-
-def _side_by_side(
-    publish: Callable[[int], None],
-    consume: Callable[[int], None],
-    all_published: threading.Event,
-    watch: Stopwatch,
-) -> None:
-    with watch.running(), threads(consume, SIDES):
+    with threads(consume, SIDES):
         try:
             with threads(publish, SIDES):
                 pass  # they are waited for
         finally:
             all_published.set()
+    return sum(taken)
 
 
-def _take_some(queue: Any) -> int:
-    """Take and ack up to a hundred messages; gives their number."""
-    for number in range(100):
-        delivery = queue.get(timeout=0)
+def _many_threads(queues: list[Any], bodies: list[bytes]) -> int:
+    """Each publisher has its share of the messages for its queues, which a consumer has, too."""
+    all_mine = [queues[number::SIDES] or queues for number in range(SIDES)]
+    share = len(bodies) // SIDES
+
+    def publish(number: int) -> None:
+        mine = all_mine[number]
+        for at, body in enumerate(bodies[number * share : (number + 1) * share]):
+            mine[at % len(mine)].publish(body)
+
+    def take(number: int) -> int:
+        return sum(map(_take_some, all_mine[number]))
+
+    return _side_by_side(publish, take, lambda number: _take_some(all_mine[number][0], 0.005, 1))
+
+
+def _take_some(queue: Any, timeout: float = 0, most: int = 100) -> int:
+    """Take and ack messages; gives their number."""
+    for number in range(most):
+        delivery = queue.get(timeout=timeout)
         if delivery is None:
             return number
         queue.ack(delivery)
-    return 100
+    return most
 
 
-def _one_puts_and_gets(store: rocketstore.Store, bodies: list[bytes], watch: Stopwatch) -> int:
-    with watch.running():
-        for number in range(SIDES):
-            _put_all(store, bodies, number)
-        return sum(_get_some(store, number, 0) for number in range(SIDES))
+def _one_puts_and_gets(store: rocketstore.Store, bodies: list[bytes]) -> int:
+    for number in range(SIDES):
+        _put_all(store, bodies, number)
+    return sum(_get_some(store, number, 0) for number in range(SIDES))
 
 
-def _many_put_and_get(store: rocketstore.Store, bodies: list[bytes], watch: Stopwatch) -> int:
+def _many_put_and_get(store: rocketstore.Store, bodies: list[bytes]) -> int:
     taken = [0] * SIDES
-    all_put = threading.Event()
 
-    def consume(number: int) -> None:
-        while True:
-            ending = all_put.is_set()
-            got = _get_some(store, number, taken[number])
-            taken[number] += got
-            if not got:
-                if ending:
-                    return
-                sleep(0.001)
+    def take(number: int) -> int:
+        got = _get_some(store, number, taken[number])
+        taken[number] += got
+        return got
 
-    _side_by_side(partial(_put_all, store, bodies), consume, all_put, watch)
-    return sum(taken)
+    def wait(number: int) -> int:
+        sleep(0.001)
+        return 0
+
+    return _side_by_side(partial(_put_all, store, bodies), take, wait)
 
 
 def _put_all(store: rocketstore.Store, bodies: list[bytes], number: int) -> None:
@@ -220,17 +196,16 @@ def _get_some(store: rocketstore.Store, queue_id: int, at: int) -> int:
 
 def tails(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The latencies of single publishes."""
-    found: list[Round] = [{} for _ in range(rounds)]
-    for samples in found:
+    found, figure = Found(), f"publish, p{_SLOW:g}"
+    for _ in range(rounds):
         for kind in (QueueIndexDesign, Floor):
             with fresh(root) as path:
                 contender = kind(path, "os")
-                samples[kind.name] = _slow_publish(contender, messages)
+                found.note(figure, kind.name, _slow_publish(contender, messages))
                 if isinstance(contender, QueueIndexDesign) and not contender.queue.stats().flushes:
                     raise RuntimeError(f"no flush in {messages} messages: nothing was measured")
                 contender.close()
-    figure = f"publish, p{_SLOW:g}"
-    report.add(figure, found, unit="us", better="low")
+    report.add_all(found, unit="us", better="low")
     report.hold_most(f"{figure}, while flushing", figure, TAIL_US, "us")
 
 
@@ -256,8 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.messages < 640 or options.messages % (8 * SIDES):
         parser.error(f"--messages must be a multiple of {8 * SIDES}, and at least 640")
     with reporting(options) as (report, root):
-        queues(report, root, options.messages, options.rounds)
-        stores(report, root, options.messages, options.rounds)
+        rates(report, root, options.messages, options.rounds)
         tails(report, root, options.messages * _TAILS, min(options.rounds, 2))
     return 0
 

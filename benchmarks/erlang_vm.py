@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.report import Sample
+from benchmarks.stopwatch import Sample
 from qindex.compare.child import ChildError, Process
 
 _SOURCE = Path(__file__).parent / "erlang" / "qindex_bench.erl"

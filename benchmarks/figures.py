@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from benchmarks import footprint, throughput
 from benchmarks.bodies import RECORD_BYTES
-from benchmarks.report import FLOOR, OURS, Bar, Found, Sample
+from benchmarks.report import FLOOR, OURS, Bar
 from benchmarks.session import Session
+from benchmarks.stopwatch import Found, Sample
 
 _ENOUGH_AFTER_DRAIN = 1_000_000
 """Bytes: below this, disk use after a drain is back to nothing."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.bodies import Bodies
 from benchmarks.peers import CONTENDERS
-from benchmarks.report import Round, Sample
+from benchmarks.stopwatch import Round, Sample
 from benchmarks.tasks import build, fresh_store, resident_bytes, settle
 from journal.fs.files import PathLike, ReadBuffer, RealFileSystem
 from qindex.compare.designs import QueueIndexDesign

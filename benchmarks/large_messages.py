@@ -6,7 +6,6 @@ The groups of :mod:`benchmarks.msgstore` that measure the whole engine, not the 
 from __future__ import annotations
 
 import gc
-import os
 import random
 import threading
 import time
@@ -19,10 +18,11 @@ import qindex
 from benchmarks import throughput
 from benchmarks.peers import LARGE
 from benchmarks.program import fresh
-from benchmarks.report import OURS, Bar, Found, Report, Sample
+from benchmarks.report import OURS, Bar, Report
 from benchmarks.session import Session
-from benchmarks.stopwatch import Stopwatch, threads
+from benchmarks.stopwatch import Found, Sample, Stopwatch, threads
 from msgstore.format import FRAME
+from qindex.compare.tasks import disk_use
 
 BODY_BYTES = 64 << 10
 FILE_BYTES = 16 << 20
@@ -194,13 +194,7 @@ def steady_load(report: Report, root: Path, options: Namespace) -> None:
 
 def _disk(path: Path) -> int:
     """Bytes in the files of the message store."""
-    total = 0
-    for entry in os.scandir(path / "msg_store_persistent"):
-        try:
-            total += entry.stat().st_size
-        except FileNotFoundError:
-            continue  # compaction was faster
-    return total
+    return disk_use(path / "msg_store_persistent")[0]
 
 
 # -- reopening ------------------------------------------------------------------------------------

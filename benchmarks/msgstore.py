@@ -25,8 +25,8 @@ from xxhash import xxh3_64_digest
 from benchmarks.large_messages import BODY_BYTES as RECORD_BYTES
 from benchmarks.large_messages import ENGINE_GROUPS, FILE_BYTES, stored_messages
 from benchmarks.program import common_parser, fresh, parse_common, reporting
-from benchmarks.report import FLOOR, OURS, Found, Report, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.report import FLOOR, OURS, Report
+from benchmarks.stopwatch import Found, Sample, Stopwatch
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import encode

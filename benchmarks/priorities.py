@@ -16,8 +16,8 @@ from pathlib import Path
 import qindex
 from benchmarks.bodies import Bodies
 from benchmarks.program import common_parser, fresh, parse_common, reporting
-from benchmarks.report import OURS, Found, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.report import OURS
+from benchmarks.stopwatch import Found, Sample, Stopwatch
 
 PRIORITIES = 10
 SHARE = 0.6

@@ -23,9 +23,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import qindex
 from benchmarks.bodies import Bodies
@@ -33,9 +34,9 @@ from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
 from benchmarks.footprint import million, reopen
 from benchmarks.msgstore import ids, make_records, open_store
 from benchmarks.program import common_parser, console, fresh, parse_common, reporting
-from benchmarks.report import OURS, Found, Report, Sample
+from benchmarks.report import OURS, Report
 from benchmarks.session import measure_once
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.stopwatch import Found, Sample, Stopwatch
 from qindex.compare.child import ChildError
 
 RABBITMQ = "rabbitmq"
@@ -48,83 +49,73 @@ BATCHES = 10.0
 RECOVERY = 0.2
 
 
-def _publish_deliver(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
-    """Publish one, get one."""
-    publish, get = queue.publish, queue.get
-    taken: list[Any] = []
-    keep = taken.append
-    with watch.running():
-        for body in bodies:
-            publish(body)
-            keep(get(timeout=0))
-    assert [each.body for each in taken] == bodies
+class _Calls(NamedTuple):
+    """The calls on a new queue, single or a thousand messages at a time, and what is published."""
+
+    parts: Sequence[Any]
+    publish: Callable[[Any], object]
+    get: Callable[[], Any]
+    ack: Callable[[Any], object]
 
 
-def _publish_deliver_ack(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
-    """Publish one, get one, ack it."""
-    publish, get, ack = queue.publish, queue.get, queue.ack
-    with watch.running():
-        for body in bodies:
-            publish(body)
-            ack(get(timeout=0))
-    assert not len(queue)
+def _calls(queue: Any, bodies: list[bytes], batched: bool) -> _Calls:
+    if not batched:
+        return _Calls(bodies, queue.publish, queue.get, queue.ack)
+    parts = [bodies[at : at + BATCH] for at in range(0, len(bodies), BATCH)]
+    return _Calls(parts, queue.publish_many, partial(queue.get_many, BATCH), queue.ack_many)
 
 
-def _ack(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
-    """Ack what was delivered before, one by one."""
-    queue.publish_many(bodies)
-    taken = queue.get_many(len(bodies))
-    ack = queue.ack
-    with watch.running():
-        for delivery in taken:
-            ack(delivery)
-
-
-def _publish_deliver_batches(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
-    """Publish a thousand, get a thousand."""
+def _publish_deliver(calls: _Calls, watch: Stopwatch) -> None:
+    """Publish, and get it."""
+    parts, publish, get, _ = calls
     taken = []
     with watch.running():
-        for at in range(0, len(bodies), BATCH):
-            queue.publish_many(bodies[at : at + BATCH])
-            taken.append(queue.get_many(BATCH))
-    assert [each.body for batch in taken for each in batch] == bodies
+        for part in parts:
+            publish(part)
+            taken.append(get())
+    delivered = [
+        each.body if isinstance(part, bytes) else each.bodies
+        for part, each in zip(parts, taken, strict=True)
+    ]
+    assert delivered == parts
 
 
-def _publish_deliver_ack_batches(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
-    """Publish a thousand, get a thousand, ack them."""
+def _publish_deliver_ack(calls: _Calls, watch: Stopwatch) -> None:
+    """Publish, get it, and ack it."""
+    parts, publish, get, ack = calls
     with watch.running():
-        for at in range(0, len(bodies), BATCH):
-            queue.publish_many(bodies[at : at + BATCH])
-            queue.ack_many(queue.get_many(BATCH))
-    assert not len(queue)
+        for part in parts:
+            publish(part)
+            ack(get())
 
 
-def _ack_batches(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
-    """Ack what was delivered before, a thousand at a time."""
-    queue.publish_many(bodies)
-    taken = queue.get_many(len(bodies))
-    batches = [taken[at : at + BATCH] for at in range(0, len(taken), BATCH)]
+def _ack(calls: _Calls, watch: Stopwatch) -> None:
+    """Ack what was delivered before."""
+    parts, publish, get, ack = calls
+    for part in parts:
+        publish(part)
+    taken = [get() for _ in parts]
     with watch.running():
-        for batch in batches:
-            queue.ack_many(batch)
+        for each in taken:
+            ack(each)
 
 
 _RATES = {
-    "publish_deliver": (_publish_deliver, _publish_deliver_batches),
-    "publish_deliver_ack": (_publish_deliver_ack, _publish_deliver_ack_batches),
-    "ack": (_ack, _ack_batches),
+    "publish_deliver": _publish_deliver,
+    "publish_deliver_ack": _publish_deliver_ack,
+    "ack": _ack,
 }
-"""What is done with a new queue: in single calls, and in batches."""
+"""What is done with a new queue, in single calls and in batches."""
 
 
 def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) -> None:
     """Publish, deliver and ack: single calls and batches of either side, in turn."""
     bodies = Bodies().take(messages)
 
-    def ours(work: Callable[[Any, list[bytes], Stopwatch], None]) -> Sample:
+    def ours(work: Callable[[_Calls, Stopwatch], None], *, batched: bool) -> Sample:
         watch = Stopwatch()
         with fresh(root) as path, qindex.open(path) as engine:
-            work(engine.queue("bench"), bodies, watch)
+            work(_calls(engine.queue("bench"), bodies, batched), watch)
         return watch.rate(messages)
 
     gc.collect()
@@ -136,12 +127,12 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
         theirs = vm.figures("rates", f"single-{number}", messages, BODY_BYTES)
         lists = vm.figures("batches", f"lists-{number}", messages, BODY_BYTES, BATCH)
         os.sync()
-        for name, (single, batches) in _RATES.items():
+        for name, work in _RATES.items():
             rate, together = theirs[name].sample(messages), f"{name}, batches"
             found.note(name, RABBITMQ, rate)
-            found.note(name, OURS, ours(single))
+            found.note(name, OURS, ours(work, batched=False))
             found.note(together, RABBITMQ, rate)
-            found.note(together, OURS, ours(batches))
+            found.note(together, OURS, ours(work, batched=True))
             if name in lists:
                 found.note(together, f"{RABBITMQ}, in lists", lists[name].sample(messages))
     report.add_all(found, comparable=[RABBITMQ])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TextIO
 
 from rich.console import Console
 
+from benchmarks.stopwatch import Found, Rounds, Sample
 from qindex.compare.figures import Figure
 from qindex.compare.tables import print_table, short
 
@@ -26,34 +26,6 @@ MANY = "msg/s"
 
 FIGURE_HEADS = ("figure", "who", "value", "of the floor", "of the best peer", "spread", "CPU us")
 BAR_HEADS = ("bar", "value", "limit", "holds", "by CPU", "spread")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The figures of one contender in one round. ``cpu_us`` is process CPU for each operation."""
-
-    value: float
-    cpu_us: float | None = None
-    count: int = 0
-
-
-Round = dict[str, Sample]
-"""The sample of each contender that was measured, in one round."""
-Rounds = Sequence[Mapping[str, Sample]]
-
-
-class Found(defaultdict[str, list[Round]]):
-    """The rounds of each figure, as they are measured."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
-
-    def note(self, figure: str, who: str, sample: Sample) -> None:
-        """Add a sample; the second one of a contender begins the next round of the figure."""
-        rounds = self[figure]
-        if not rounds or who in rounds[-1]:
-            rounds.append({})
-        rounds[-1][who] = sample
 
 
 @dataclass(frozen=True, slots=True)

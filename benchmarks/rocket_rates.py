@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import rocketstore
-from benchmarks.report import FLOOR, MANY, OURS, Found, Report, Sample
-from benchmarks.stopwatch import Stopwatch, threads
+from benchmarks.report import FLOOR, MANY, OURS, Report
+from benchmarks.stopwatch import Found, Sample, Stopwatch, threads
 from journal.fs.files import REAL
 from rocketstore.format.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
 from rocketstore.format.javahash import hash_code, index_hash_many

@@ -30,9 +30,9 @@ from pathlib import Path
 import rocketstore
 from benchmarks.engine import file_system
 from benchmarks.program import common_parser, fresh, parse_common, reporting
-from benchmarks.report import OURS, Found, Report
+from benchmarks.report import OURS, Report
 from benchmarks.rocket_rates import REAL_SIZES, Real, Sizes, judge, rates, syncs
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.stopwatch import Found, Stopwatch
 from tests.rocketstore.real_store import RealStore, class_path
 
 GROUPS = ("rates", "syncs", "lookups")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.program import child
-from benchmarks.report import FLOOR, OURS, Found, Report, Round, Sample
+from benchmarks.report import FLOOR, OURS, Report
+from benchmarks.stopwatch import Found, Round, Sample
 from qindex.compare.child import Child, ChildError
 from qindex.compare.contender import Fifo
 

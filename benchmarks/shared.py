@@ -34,8 +34,8 @@ import qindex
 from benchmarks.bodies import BODY_BYTES, Bodies
 from benchmarks.peers import SqliteFifo
 from benchmarks.program import child, common_parser, fresh, parse_common, reporting
-from benchmarks.report import FLOOR, OURS, Round, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.report import FLOOR, OURS
+from benchmarks.stopwatch import Round, Sample, Stopwatch
 from benchmarks.tasks import build
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign

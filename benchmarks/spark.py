@@ -34,8 +34,8 @@ from typing import Any
 
 import qindex
 from benchmarks.program import child, common_parser, parse_common, reporting
-from benchmarks.report import FLOOR, Bar, Report, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.report import FLOOR, Bar, Report
+from benchmarks.stopwatch import Found, Sample
 from qindex.tools.verify import Verification
 
 OPERATIONS: dict[str, dict[str, str]] = {
@@ -175,14 +175,13 @@ def measure(report: Report, directory: Path, rounds: int) -> None:
             for who in MASTERS:
                 for _ in range(_WARM_UP if name in _JUDGED and who == _JUDGED_WITH else 1):
                     sample(who, name, count)
-            samples = []
+            found = Found()
             for _ in range(rounds):
-                watch = Stopwatch()
-                with watch.running():
+                with found.rate(name, FLOOR, count):
                     plain_loop(path, name)
-                taken = {FLOOR: watch.rate(count)}
-                samples.append(taken | {who: sample(who, name, count) for who in MASTERS})
-            report.add(name, samples, unit="rows/s", notes={FLOOR: "plain loop, one process"})
+                for who in MASTERS:
+                    found.note(name, who, sample(who, name, count))
+            report.add_all(found, unit="rows/s", notes={FLOOR: "plain loop, one process"})
 
 
 def judge(report: Report) -> None:

@@ -1,13 +1,49 @@
-"""The clock of all rates, and threads to be timed by it."""
+"""Samples of rates: the clock of all of them, threads to be timed by it, and their rounds."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from benchmarks.report import Sample
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The figures of one contender in one round. ``cpu_us`` is process CPU for each operation."""
+
+    value: float
+    cpu_us: float | None = None
+    count: int = 0
+
+
+Round = dict[str, Sample]
+"""The sample of each contender that was measured, in one round."""
+Rounds = Sequence[Mapping[str, Sample]]
+
+
+class Found(defaultdict[str, list[Round]]):
+    """The rounds of each figure, as they are measured."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def note(self, figure: str, who: str, sample: Sample) -> None:
+        """Add a sample; the second one of a contender begins the next round of the figure."""
+        rounds = self[figure]
+        if not rounds or who in rounds[-1]:
+            rounds.append({})
+        rounds[-1][who] = sample
+
+    @contextmanager
+    def rate(self, figure: str, who: str, count: int) -> Iterator[None]:
+        """Note the rate of the block, which does ``count`` operations."""
+        watch = Stopwatch()
+        with watch.running(count):
+            yield
+        self.note(figure, who, watch.rate())
 
 
 class Stopwatch:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from benchmarks.bodies import Bodies
 from benchmarks.peers import CONTENDERS, Floor
-from benchmarks.report import Round, Sample
-from benchmarks.stopwatch import Stopwatch, threads
+from benchmarks.stopwatch import Round, Sample, Stopwatch, threads
 from benchmarks.tasks import build, fresh_store, settle
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from benchmarks import engine
 from benchmarks.bodies import BODY_BYTES, Bodies
-from benchmarks.report import Bar, Report, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.report import Bar, Report
+from benchmarks.stopwatch import Sample, Stopwatch
 from tests.effort import not_quick
 
 FIGURE_KEYS = {
