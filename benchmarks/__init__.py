@@ -1,4 +1,5 @@
-"""Programs that measure the project beside what a Python service would use instead.
+"""Programs that measure qindex, each beside its peers in the same run.
 
-Each prints one JSON line for each figure, and a table. ``python -m benchmarks.engine --help``.
+Each prints one JSON line for each figure and each bar on standard output (or into the file that
+``--json`` names), and tables on standard error. ``python -m benchmarks.engine --help``.
 """

@@ -1,9 +1,7 @@
 """Measure the cost of asyncio: publishing and confirming, beside the plain interface.
 
-``python -m benchmarks.aio [--count N] [--confirmed N] [--rounds N] [--dir DIR] [--json FILE]``
-prints a JSON line for each figure (medians of interleaved rounds) and for each bar.
-``asyncio_alone`` is what tasks that publish nothing cost: a bound to any number of concurrent
-calls.
+Figures are medians of interleaved rounds. ``asyncio_alone`` is what tasks that publish nothing
+cost: a bound to any number of concurrent calls.
 """
 
 from __future__ import annotations

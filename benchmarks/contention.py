@@ -1,10 +1,5 @@
 """Many threads on one engine or store, and what a flush does to the slowest calls.
 
-    python -m benchmarks.contention [--messages 200000] [--rounds 9] [--dir DIR] [--json FILE]
-
-prints one JSON line for each figure and each bar on standard output (or into FILE), and tables on
-standard error.
-
 * ``threads``: messages a second that are published, delivered and acknowledged, one call each: by
   one thread that publishes all and then takes all, and by four that publish beside four that
   consume, on one queue and on eight. The bar is the share of the one thread's rate. The same of
@@ -22,6 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import cycle, islice
@@ -37,7 +33,7 @@ from benchmarks.bodies import Bodies
 from benchmarks.peers import Floor
 from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report
-from benchmarks.stopwatch import Found, Sample, threads
+from benchmarks.stopwatch import Found, Sample
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
 
@@ -114,24 +110,24 @@ def _side_by_side(
 ) -> int:
     """Publishers beside consumers, which take until all is published and nothing is there; gives
     the messages that they took. ``wait`` is what a consumer does that finds nothing."""
-    taken = [0] * SIDES
     all_published = threading.Event()
 
-    def consume(number: int) -> None:
+    def consume(number: int) -> int:
+        taken = 0
         while True:
             ending = all_published.is_set()
             got = take(number)
             if not got and ending:
-                return
-            taken[number] += got or wait(number)
+                return taken
+            taken += got or wait(number)
 
-    with threads(consume, SIDES):
+    with ThreadPoolExecutor(2 * SIDES) as pool:
+        taken = [pool.submit(consume, number) for number in range(SIDES)]
         try:
-            with threads(publish, SIDES):
-                pass  # they are waited for
+            list(pool.map(publish, range(SIDES)))
         finally:
             all_published.set()
-    return sum(taken)
+    return sum(each.result() for each in taken)
 
 
 def _many_threads(queues: list[Any], bodies: list[bytes]) -> int:

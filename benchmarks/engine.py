@@ -1,10 +1,5 @@
 """The engine beside its peers and the floor, in one run.
 
-    python -m benchmarks.engine [--quick] [--only GROUP] [--who NAME] [--dir DIR] [--json FILE]
-
-prints one JSON line for each figure and each bar on standard output (or into FILE), and progress
-and tables on standard error. What it means:
-
 * 100-byte bodies, all distinct; every contender in its own process and in fresh directories on
   one disk; rounds (floor, ours, each peer in turn) repeated, medians shown, the spread beside
   them; every delivered body is compared with the one that was published, outside the clock.
@@ -21,43 +16,14 @@ use. A bar that does not hold is in the output and does not change the status.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.figures import GROUPS
 from benchmarks.peers import CONTENDERS
-from benchmarks.program import common_parser, parse_common, reporting
-from benchmarks.report import Report
+from benchmarks.program import common_parser, installed, parse_common, reporting
 from benchmarks.session import Session
-from qindex.compare.contender import Fifo
-
-
-def file_system(path: Path) -> str:
-    """Name the file system that holds ``path``: on one in memory a sync costs nothing."""
-    best, name = Path(), "an unknown file system"
-    with open("/proc/self/mounts", encoding="utf-8") as mounts:
-        for line in mounts:
-            _, mount, kind, *_ = line.split()
-            if path.resolve().is_relative_to(mount) and len(Path(mount).parts) >= len(best.parts):
-                best, name = Path(mount), kind
-    if name in ("tmpfs", "ramfs"):
-        return f"{name} (in memory: fsync figures mean nothing here; choose a disk with --dir)"
-    return name
-
-
-def _chosen(wanted: Sequence[str] | None, report: Report) -> dict[str, type[Fifo]]:
-    chosen: dict[str, type[Fifo]] = {}
-    for name, kind in CONTENDERS.items():
-        if wanted is not None and name not in wanted:
-            continue
-        if kind.is_installed():
-            chosen[name] = kind
-        else:
-            report.say(f"{name} is not installed: left out")
-    return chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_common(parser, arguments)
     groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
     with reporting(options) as (report, directory):
-        report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
-        chosen = _chosen(options.who, report)
+        wanted = [kind for name, kind in CONTENDERS.items() if name in (options.who or CONTENDERS)]
+        chosen = installed(wanted, report)
         session = Session(chosen, directory, options.rounds, report, quick=options.quick)
         if options.quick:
             report.say("--quick is too short to judge by: bars show their form only")

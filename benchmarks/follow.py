@@ -1,11 +1,9 @@
 """Measure how far a follower in another process lags behind a publisher at full speed.
 
-``python -m benchmarks.follow [--count N] [--dir DIR] [--json FILE]``: one process publishes ``N``
-small messages one by one as fast as it can, another follows. The lag of a message is the time
-from its publishing (its timestamp) to its being given; printed are percentiles and the rates, as
-JSON lines and a table. The bar: 99 % of the messages within 50 ms. Beside it stands the 99th
-percentile of a plain write that the publisher makes now and then, of as many bytes: the disk's
-part in the lag.
+One process publishes small messages one by one as fast as it can, another follows. The lag of a
+message is the time from its publishing (its timestamp) to its being given. The bar: 99 % of the
+messages within 50 ms. Beside it stands the 99th percentile of a plain write that the publisher
+makes now and then, of as many bytes: the disk's part in the lag.
 """
 
 from __future__ import annotations

@@ -11,16 +11,17 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import qindex
 from benchmarks import throughput
 from benchmarks.peers import LARGE
-from benchmarks.program import fresh
+from benchmarks.program import fresh, installed
 from benchmarks.report import OURS, Bar, Report
 from benchmarks.session import Session
-from benchmarks.stopwatch import Found, Sample, Stopwatch, threads
+from benchmarks.stopwatch import Found, Sample, Stopwatch
 from msgstore.format import FRAME
 from qindex.compare.tasks import disk_use
 
@@ -46,9 +47,7 @@ def stored_messages(options: Namespace) -> int:
 
 def beside_peers(report: Report, root: Path, options: Namespace) -> None:
     """Publish, then get and acknowledge one by one, in queues of their own."""
-    there = {name: kind for name, kind in LARGE.items() if kind.is_installed()}
-    for name in LARGE.keys() - there.keys():
-        report.say(f"{name} is not installed: left out")
+    there = installed(LARGE.values(), report)
     session = Session(there, root, options.rounds, report)
     given = {"count": stored_messages(options), "kibibytes": BODY_BYTES >> 10}
     measured = session.interleave(throughput.large, there, **given)
@@ -127,7 +126,7 @@ def _beside(engine: qindex.Engine, bodies: list[bytes], work: Callable[[], objec
     stop = threading.Event()
     queue = engine.queue("beside")
 
-    def publish(_: int) -> None:
+    def publish() -> None:
         while not stop.is_set():
             started = time.perf_counter()
             queue.publish(bodies[len(latencies) % len(bodies)])
@@ -136,11 +135,13 @@ def _beside(engine: qindex.Engine, bodies: list[bytes], work: Callable[[], objec
                 queue.ack(queue.get())
             time.sleep(_PACE)
 
-    with threads(publish, 1):
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publish)
         try:
             work()
         finally:
             stop.set()
+    publishing.result()
     return latencies
 
 

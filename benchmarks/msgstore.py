@@ -1,12 +1,8 @@
 """The message store's speed and space, beside plain file operations in the same run; and, in the
 groups whose names start with "engine", that of the engine with large messages.
 
-    python -m benchmarks.msgstore [GROUP ...] [--megabytes 256] [--rounds 3] [--dir DIR]
-                                  [--steady-seconds 20] [--space-megabytes 1024] [--json FILE]
-
-JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
-error. Everything is written and read through the page cache; nothing is synced where the plain
-operations are not.
+Everything is written and read through the page cache; nothing is synced where the plain operations
+are not.
 """
 
 from __future__ import annotations

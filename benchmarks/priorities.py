@@ -1,10 +1,7 @@
 """A priority queue beside a queue without priorities, in one run.
 
-    python -m benchmarks.priorities [--messages 100000] [--rounds 5] [--dir DIR] [--json FILE]
-
-prints one JSON line for each figure and for the bar on standard output (or into FILE), and tables
-on standard error. Rates are of messages that are published, one call each, and then taken, one call
-each, in ten priorities in turn. The bar is the share of the plain queue's rate in the same round.
+Rates are of messages that are published, one call each, and then taken, one call each, in ten
+priorities in turn. The bar is the share of the plain queue's rate in the same round.
 """
 
 from __future__ import annotations

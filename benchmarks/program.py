@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from benchmarks.report import Report
 from qindex.compare.child import Child
+from qindex.compare.contender import Fifo
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,12 +28,13 @@ def common_parser(
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
+        epilog="Figures and bars are JSON lines; tables and progress go to standard error.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"of each ({rounds})")
     parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="of the JSON lines (stdout)")
     return parser
 
 
@@ -57,6 +60,17 @@ def child(patience: float | None = None) -> Child:
     return Child(_ROOT, patience)
 
 
+def installed(kinds: Iterable[type[Fifo]], report: Report) -> dict[str, type[Fifo]]:
+    """Return the contenders that can be run here by name, and say which are left out."""
+    there = {}
+    for kind in kinds:
+        if kind.is_installed():
+            there[kind.name] = kind
+        else:
+            report.say(f"{kind.name} is not installed: left out")
+    return there
+
+
 @contextmanager
 def fresh(root: Path) -> Iterator[Path]:
     """Give a new directory, which is removed in the end."""
@@ -65,6 +79,19 @@ def fresh(root: Path) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path)
+
+
+def _file_system(path: Path) -> str:
+    """Name the file system that holds ``path``: on one in memory a sync costs nothing."""
+    best, name = Path(), "an unknown file system"
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        for line in mounts:
+            _, mount, kind, *_ = line.split()
+            if path.resolve().is_relative_to(mount) and len(Path(mount).parts) >= len(best.parts):
+                best, name = Path(mount), kind
+    if name in ("tmpfs", "ramfs"):
+        return f"{name} (in memory: fsync figures mean nothing here; choose a disk with --dir)"
+    return name
 
 
 @contextmanager
@@ -77,5 +104,6 @@ def reporting(options: argparse.Namespace) -> Iterator[tuple[Report, Path]]:
         root = Path(tempfile.mkdtemp(prefix="benchmark-", dir=options.dir)).absolute()
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         report = Report(lines, console())
+        report.say(f"measuring on {_file_system(root)}, with {os.cpu_count()} processors")
         yield report, root
         report.print_tables()

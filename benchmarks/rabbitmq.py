@@ -1,11 +1,7 @@
 """Beside RabbitMQ's own index and message store modules in the Erlang VM, on the same work.
 
-    python -m benchmarks.rabbitmq [--messages 100000] [--entries 1000000] [--rounds 3]
-                                  [--dir DIR] [--json FILE]
-
-prints one JSON line for each figure and each bar on standard output (or into FILE), and tables on
-standard error. It needs Debian's ``rabbitmq-server`` 3.10, and ends with status 2 and the reason
-where that is not installed.
+It needs Debian's ``rabbitmq-server`` 3.10, and ends with status 2 and the reason where that is not
+installed.
 
 Messages are of 100 bytes and persistent, and both sides have them before the clock starts. A
 single call is one publish, one deliver (``get``, and the body is there) or one ack; a batch is a
@@ -22,7 +18,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -35,9 +30,9 @@ from benchmarks.footprint import million, reopen
 from benchmarks.msgstore import ids, make_records, open_store
 from benchmarks.program import common_parser, console, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report
-from benchmarks.session import measure_once
+from benchmarks.session import Session
 from benchmarks.stopwatch import Found, Sample, Stopwatch
-from qindex.compare.child import ChildError
+from qindex.compare.designs import QueueIndexDesign
 
 RABBITMQ = "rabbitmq"
 BATCH = 1000
@@ -145,17 +140,17 @@ def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds:
     found = Found()
     for _ in range(rounds):
         with fresh(root) as path:
-            found.note("recovery", OURS, _ours_recovers(path, entries))
+            found.note("recovery", OURS, _ours_recovers(path, entries, report))
             found.note("recovery", RABBITMQ, _theirs(path, code, entries))
     report.add_all(found, unit="s", better="low", comparable=[RABBITMQ])
     report.hold_ratio("recovery", RABBITMQ, RECOVERY, most=True)
 
 
-def _ours_recovers(path: Path, entries: int) -> Sample:
-    with suppress(ChildError):
-        measure_once(million, OURS, path / "fill", count=entries, stores=path, kill=True)
+def _ours_recovers(path: Path, entries: int, report: Report) -> Sample:
+    session = Session({OURS: QueueIndexDesign}, path, 1, report)
+    session.alone(million, [OURS], count=entries, stores=path, kill=True)
     os.sync()  # the opening is not to pay for the pages of the filling
-    found = measure_once(reopen, OURS, path / "open", count=entries, stores=path)
+    found = session.alone(reopen, [OURS], count=entries, stores=path)[OURS]
     cpu = found["open_cpu"].value * 1e6 / entries
     return Sample(found["ms"].value / 1e3, cpu, entries)
 

@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ import numpy as np
 
 import rocketstore
 from benchmarks.report import FLOOR, MANY, OURS, Report
-from benchmarks.stopwatch import Found, Sample, Stopwatch, threads
+from benchmarks.stopwatch import Found, Sample, Stopwatch
 from journal.fs.files import REAL
 from rocketstore.format.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
 from rocketstore.format.javahash import hash_code, index_hash_many
@@ -316,18 +317,18 @@ def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
 
 
 def _sync_threads(store: rocketstore.Store, callers: int, seconds: float) -> Sample:
-    watch = Stopwatch()
-    done = [0] * callers
-    end = time.perf_counter() + seconds
+    watch, end = Stopwatch(), time.perf_counter() + seconds
 
-    def put(number: int) -> None:
+    def put(_: int) -> int:
+        done = 0
         while time.perf_counter() < end:
             store.put("S", bytes(100))
-            done[number] += 1
+            done += 1
+        return done
 
-    with watch.running(), threads(put, callers):
-        pass  # they are waited for
-    return watch.rate(sum(done))
+    with watch.running(), ThreadPoolExecutor(callers) as pool:
+        done = sum(pool.map(put, range(callers)))
+    return watch.rate(done)
 
 
 def judge(report: Report) -> None:

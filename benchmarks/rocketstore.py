@@ -1,12 +1,8 @@
 """The RocketMQ store: ours beside the real one in a warm JVM and beside the floor, in one run.
 
-    python -m benchmarks.rocketstore [--quick] [--only GROUP] [--rounds 5] [--dir DIR]
-                                     [--json FILE]
-
-prints one JSON line for each figure and each bar on standard output (or into FILE), and progress
-and tables on standard error. Groups: ``rates`` (puts, gets, queries, an IndexFile from five million
-keys), ``syncs`` (puts that are on disk when they return), ``lookups`` (one lookup by key in stores
-of a thousand to ten million messages).
+Groups: ``rates`` (puts, gets, queries, an IndexFile from five million keys), ``syncs`` (puts that
+are on disk when they return), ``lookups`` (one lookup by key in stores of a thousand to ten million
+messages).
 
 A figure is the median of its rounds, with the spread beside it, and a bar holds the median of the
 ratios within a round. The floor is a plain copy of the same bytes into a map (or a write and a
@@ -19,7 +15,6 @@ hold is in the output and does not change the status.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
@@ -28,7 +23,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import rocketstore
-from benchmarks.engine import file_system
 from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report
 from benchmarks.rocket_rates import REAL_SIZES, Real, Sizes, judge, rates, syncs
@@ -87,7 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes, rounds = QUICK if options.quick else Sizes(), options.rounds
     groups = options.only or GROUPS
     with reporting(options) as (report, directory), ExitStack() as stack:
-        report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
         real = None
         if not options.without_real and set(groups) & {"rates", "syncs"}:
             real = _real(stack, report, directory, sizes)

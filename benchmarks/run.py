@@ -1,12 +1,9 @@
 """Run all benchmarks, and write their figures into docs/benchmarks-tables.md.
 
-    python -m benchmarks.run [--only NAME ...] [--quick] [--page [FILE]] [--json FILE] [--dir DIR]
-
 Each program runs by itself, one after the other, with sizes that let all of them end in less than
 ten minutes on two processors with nothing else to do; ``--quick`` shows in two that all works.
-Their tables go to standard error, and their JSON lines to standard output (or into FILE), each with
-``"benchmark": NAME``. With ``--page`` the machine, the versions, the bars and the figures are put
-anew between the two marks of docs/benchmarks-tables.md (or FILE).
+Each of their JSON lines has a ``"benchmark": NAME``. With ``--page`` the machine, the versions, the
+bars and the figures are put anew between the two marks of docs/benchmarks-tables.md (or FILE).
 
 The exit status is 0 when all programs ran, 1 when one failed or took too long, and its name is
 said. A program that finds nothing to compare with (no RabbitMQ, no Maven) is left out, with the

@@ -1,11 +1,10 @@
 """Many queues, and one deep queue: CPU, memory and file handles of each step of their life.
 
-``python -m benchmarks.scale [--queues N] [--messages M] [--deep D] [--dir DIR] [--json FILE]``:
-``N`` queues with ``M`` messages of 100 bytes each, then one queue with ``D`` messages. Each step
-runs in a process of its own, so that its memory is its own and ``kill -9`` is a real one. CPU is
-user and system time of the process, background threads included; memory is resident memory at the
-end of the step less that of the process before it opened the store, but for ``traced``: what Python
-itself has handed out (tracemalloc).
+The queues have ``--messages`` messages of 100 bytes each, the deep one ``--deep``. Each step runs
+in a process of its own, so that its memory is its own and ``kill -9`` is a real one. CPU is user
+and system time of the process, background threads included; memory is resident memory at the end of
+the step less that of the process before it opened the store, but for ``traced``: what Python itself
+has handed out (tracemalloc).
 """
 
 from __future__ import annotations

@@ -22,12 +22,6 @@ Task = Callable[..., Round]
 and may keep there what it needs in the next round."""
 
 
-def measure_once(task: Task, who: str, directory: Path, **given: Any) -> Round:
-    """Measure in a process that ends with it. Raises :class:`ChildError`."""
-    with child(_ANSWER_SECONDS) as worker:
-        return _ask(worker, task, who, directory, given)
-
-
 def _ask(worker: Child, task: Task, who: str, directory: Path, given: Mapping[str, Any]) -> Round:
     directory.mkdir(parents=True, exist_ok=True)
     found = worker.call(task, who=who, directory=directory, **given)
@@ -121,7 +115,8 @@ class Session:
         found: dict[str, Round] = {}
         for name in who:
             try:
-                found[name] = measure_once(task, name, self.fresh(), **given)
+                with child(_ANSWER_SECONDS) as worker:
+                    found[name] = _ask(worker, task, name, self.fresh(), given)
             except ChildError as error:
                 if error.status == -signal.SIGKILL:
                     found[name] = {}

@@ -1,10 +1,6 @@
 """Several processes on one shared store, beside a queue in SQLite and a bare echo.
 
-    python -m benchmarks.shared [--processes 4] [--seconds 1] [--peers] [--rounds 3]
-                                [--dir DIR] [--json FILE]
-
-prints one JSON line for each figure on standard output (or into FILE), and a table on standard
-error; two minutes, ``--peers`` five more.
+It takes two minutes, ``--peers`` five more.
 
 Each figure is of ``--processes`` processes that do the same on one queue for ``--seconds`` seconds.
 The floor is one echo over the same kind of socket: a get and an ack are two round trips, every
@@ -33,7 +29,7 @@ import numpy as np
 import qindex
 from benchmarks.bodies import BODY_BYTES, Bodies
 from benchmarks.peers import SqliteFifo
-from benchmarks.program import child, common_parser, fresh, parse_common, reporting
+from benchmarks.program import child, common_parser, fresh, installed, parse_common, reporting
 from benchmarks.report import FLOOR, OURS
 from benchmarks.stopwatch import Round, Sample, Stopwatch
 from benchmarks.tasks import build
@@ -350,12 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", action="store_true", help="beside other queues, too")
     options = parse_common(parser, arguments)
     with reporting(options) as (report, root):
-        others = [SharedSqlite.name]
-        for kind in PEERS if options.peers else ():
-            if kind.is_installed():
-                others.append(kind.name)
-            else:
-                report.say(f"{kind.name} is not installed: left out")
+        others = [SharedSqlite.name, *installed(PEERS if options.peers else (), report)]
         ours = [kind.name for kind in OURS_ALONE]
         contenders = {
             "publish": (FLOOR, OURS, *others),

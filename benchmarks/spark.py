@@ -1,22 +1,16 @@
 """Rows a second through Spark, with one core and with two, beside a plain loop in one process over
 the same reader.
 
-    python -m benchmarks.spark [--messages 8000000] [--rounds 3] [--dir DIR]
-                               [--json FILE]
-
-JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
-error. ``entries`` and ``messages`` are all columns into Spark's sink that keeps nothing;
-``entries`` fails at damage, ``permissive`` is the same with rows for it (and nullable columns);
-``numbers``, ``bodies`` and ``states`` read fewer columns, ``states`` into a count by state.
-``audit`` is that job, beside the same checks in a loop; its rows are the index entries.
-``entries`` and ``numbers`` read all stores, ``audit`` two, the others the first one; there bodies
-have 100 bytes.
-Those of ``varied`` (entries and messages) have 20 to 400, with keys, and ``headers`` are messages
-with three headers and two properties besides, no two alike. What is read is in the page cache. A
-session is started once; the first rounds of each operation, which pay for its workers and for the
-JVM's compiler, are thrown away. The CPU time beside a rate is that of Spark's JVM and all its
-Python processes; a bar's "by CPU" is the rate that it would allow two cores with nobody else on
-them.
+``entries`` and ``messages`` are all columns into Spark's sink that keeps nothing; ``entries`` fails
+at damage, ``permissive`` is the same with rows for it (and nullable columns); ``numbers``,
+``bodies`` and ``states`` read fewer columns, ``states`` into a count by state. ``audit`` is that
+job, beside the same checks in a loop; its rows are the index entries. ``entries`` and ``numbers``
+read all stores, ``audit`` two, the others the first one; there bodies have 100 bytes. Those of
+``varied`` (entries and messages) have 20 to 400, with keys, and ``headers`` are messages with three
+headers and two properties besides, no two alike. What is read is in the page cache. A session is
+started once; the first rounds of each operation, which pay for its workers and for the JVM's
+compiler, are thrown away. The CPU time beside a rate is that of Spark's JVM and all its Python
+processes; a bar's "by CPU" is the rate that it would allow two cores with nobody else on them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Samples of rates: the clock of all of them, threads to be timed by it, and their rounds."""
+"""Samples of rates: the clock of all of them, and the rounds that they are noted in."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,27 +80,3 @@ class Stopwatch:
         """The operations a second: ``count`` of them, or those that were counted."""
         done = count or self.count
         return Sample(done / self.wall, self.cpu / done * 1e6, done)
-
-
-@contextmanager
-def threads(work: Callable[[int], object], count: int) -> Iterator[None]:
-    """Run ``work(number)`` in ``count`` threads beside the block; at its end wait for them, and
-    raise what one of them raised."""
-    errors: list[BaseException] = []
-
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    running = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
-    for thread in running:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in running:
-            thread.join()
-    if errors:
-        raise errors[0]

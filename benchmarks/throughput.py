@@ -6,13 +6,14 @@ import gc
 import random
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
 from benchmarks.bodies import Bodies
 from benchmarks.peers import CONTENDERS, Floor
-from benchmarks.stopwatch import Round, Sample, Stopwatch, threads
+from benchmarks.stopwatch import Round, Sample, Stopwatch
 from benchmarks.tasks import build, fresh_store, settle
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
@@ -108,11 +109,8 @@ def publish_threads(who: str, directory: str, single: int, callers: int, each: i
         if contender.threads:
             shares = [contender.records(bodies.take(each)) for _ in range(callers)]
             together = Stopwatch()
-            with (
-                together.running(callers * each),
-                threads(lambda number: contender.publish_each(shares[number]), callers),
-            ):
-                pass  # they are waited for
+            with together.running(callers * each), ThreadPoolExecutor(callers) as pool:
+                list(pool.map(contender.publish_each, shares))
             result["together"] = together.rate()
     return result
 
