@@ -15,13 +15,13 @@ import random
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 import rocketstore
+from benchmarks.bodies import Bodies
 from benchmarks.report import FLOOR, MANY, OURS, Report
 from benchmarks.stopwatch import Found, Sample, Stopwatch
 from journal.fs.files import REAL
@@ -58,41 +58,32 @@ REAL_SIZES = (1 << 30, 6_000_000, 5_000_000, 20_000_000)
 _KEYS_AT_ONCE = 1_000_000
 _WARM_ROUNDS = 2
 _INDEX_ROUNDS = 3
+_SYNC_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The extent of a run: messages and queries a round, keys of an IndexFile, seconds of syncs,
-    and messages of the largest store that is looked up in."""
+class Counts:
+    """What is done in a round, by its ``messages``."""
 
-    messages: int = 400_000
-    index_keys: int = 5_000_000
-    sync_seconds: float = 1.0
-    largest: int = 10_000_000
-
-    @property
-    def queries(self) -> int:
-        return self.messages // 4
-
-    @property
-    def reads(self) -> int:
-        """Messages read: several times all of them, or the fastest would be done in no time."""
-        return self.messages * 4
+    def __init__(self, messages: int) -> None:
+        self.messages = messages
+        self.queries = messages // 4
+        # Several times all of them, or the fastest would be done in no time.
+        self.reads = messages * 4
+        self.index_keys = messages * 25 // 2
 
 
 class Ours:
     """Our store, under a directory of its own, made anew for each round."""
 
-    def __init__(self, root: Path, sizes: Sizes) -> None:
+    def __init__(self, root: Path, counts: Counts) -> None:
         self._path = root / "ours"
         self._file = root / "index-file"
-        self._sizes = sizes
-        chance = random.Random(4)
-        self._bodies = [chance.randbytes(100) for _ in range(sizes.messages)]
-        self._keys = [f"order-{number}" for number in range(sizes.messages)]
-        self._unique = [f"{number:032X}" for number in range(sizes.messages)]
+        self._counts = counts
+        self._bodies = Bodies().take(counts.messages)
+        self._keys = [f"order-{number}" for number in range(counts.messages)]
+        self._unique = [f"{number:032X}" for number in range(counts.messages)]
         chance = random.Random(1)
-        self._wanted = [chance.choice(self._keys) for _ in range(sizes.queries)]
+        self._wanted = [chance.choice(self._keys) for _ in range(counts.queries)]
         self._store = rocketstore.open(self._path)
 
     def fresh(self) -> None:
@@ -105,7 +96,7 @@ class Ours:
 
     def put(self, name: str) -> Sample:
         """Put all messages; the clock stops when each can be found."""
-        count, topic, watch = self._sizes.messages, _TOPICS[name], Stopwatch()
+        count, topic, watch = self._counts.messages, _TOPICS[name], Stopwatch()
         put, put_many = self._store.put, self._store.put_many
         with watch.running(count):
             if name == "put":
@@ -129,13 +120,13 @@ class Ours:
     def get(self, name: str) -> Sample:
         get, topic, watch = self._store.get, _TOPICS[name], Stopwatch()
         bodies, at = 0, 0
-        with watch.running(self._sizes.reads):
-            while bodies < 100 * self._sizes.reads:
+        with watch.running(self._counts.reads):
+            while bodies < 100 * self._counts.reads:
                 result = get(topic, 0, at, 32)
                 found = result.bodies
                 bodies += sum(map(len, found))
                 at = result.next_offset if found else 0
-        assert bodies == 100 * self._sizes.reads
+        assert bodies == 100 * self._counts.reads
         return watch.rate()
 
     def rate(self, name: str) -> Sample:
@@ -159,7 +150,7 @@ class Ours:
         million at a time, between the timed parts, here and there."""
         file = IndexFile.create(REAL, str(self._file), DEFAULT_SLOTS, DEFAULT_ENTRIES, None)
         seed, watch = hash_code("TopicTest#"), Stopwatch()
-        chance, total = random.Random(2), self._sizes.index_keys
+        chance, total = random.Random(2), self._counts.index_keys
         for first in range(0, total, _KEYS_AT_ONCE):
             count = min(_KEYS_AT_ONCE, total - first)
             keys = [f"{chance.getrandbits(64):x}" for _ in range(count)]
@@ -182,10 +173,10 @@ class Real:
 
     _ASKED: ClassVar = {"put_many": "put", "put_keys": "put-keys", "put_many_keys": "put-keys"}
 
-    def __init__(self, store: RealStore, root: Path, sizes: Sizes) -> None:
+    def __init__(self, store: RealStore, root: Path, counts: Counts) -> None:
         self._store = store
         self._root = root
-        self._sizes = sizes
+        self._counts = counts
         self._stores = 0
         for _ in range(_WARM_ROUNDS):
             self.fresh()
@@ -208,18 +199,18 @@ class Real:
         return Sample(float(rate), float(cpu_us), int(seen))
 
     def rate(self, name: str) -> Sample:
-        sizes = self._sizes
+        counts = self._counts
         if name == "index_build":
-            return self._ask("index", sizes.index_keys, self._root / "20260101000000000")
+            return self._ask("index", counts.index_keys, self._root / "20260101000000000")
         if name == "query":
-            return self._ask("query", sizes.queries, sizes.messages)
+            return self._ask("query", counts.queries, counts.messages)
         if name.startswith("get"):
-            return self._ask("get", sizes.reads, _TOPICS[name])
+            return self._ask("get", counts.reads, _TOPICS[name])
         topic = "N" if name == "put_many_keys" else "K"
-        return self._ask(self._ASKED.get(name, name), sizes.messages, topic)
+        return self._ask(self._ASKED.get(name, name), counts.messages, topic)
 
-    def sync(self, threads: int, seconds: float) -> Sample:
-        return self._ask("sync", threads, seconds)
+    def sync(self, threads: int) -> Sample:
+        return self._ask("sync", threads, _SYNC_SECONDS)
 
 
 class Floor:
@@ -251,11 +242,11 @@ class Floor:
         self.path.unlink()
         return watch.rate(self._count)
 
-    def sync(self, seconds: float) -> Sample:
+    def sync(self) -> Sample:
         watch, done = Stopwatch(), 0
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT)
         with watch.running():
-            end = time.perf_counter() + seconds
+            end = time.perf_counter() + _SYNC_SECONDS
             while time.perf_counter() < end:
                 os.pwrite(fd, self.plain, done * len(self.plain))
                 os.fdatasync(fd)
@@ -265,9 +256,9 @@ class Floor:
         return watch.rate(done)
 
 
-def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | None) -> None:
+def rates(report: Report, root: Path, counts: Counts, rounds: int, real: Real | None) -> None:
     """All rates, in turn within each round."""
-    ours, floor = Ours(root, sizes), Floor(root, sizes.messages)
+    ours, floor = Ours(root, counts), Floor(root, counts.messages)
     # The bodies and keys are the benchmark's own: the collector need not walk them every round.
     gc.collect()
     gc.freeze()
@@ -293,19 +284,19 @@ def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
         report.add(name, samples, unit=unit, comparable=[REAL_STORE])
 
 
-def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | None) -> None:
+def syncs(report: Report, root: Path, rounds: int, real: Real | None) -> None:
     """Puts that are on disk when they return: of one thread, and of several."""
-    floor, found, seconds = Floor(root, 0), Found(), sizes.sync_seconds
+    floor, found = Floor(root, 0), Found()
     names = {1: "put_fsync", THREADS: f"put_fsync_{THREADS}_threads"}
     if real is not None:
         real.fresh("SYNC_FLUSH")
     with rocketstore.open(root / "synced", durability="fsync") as store:
         for _ in range(rounds):
             for callers, name in names.items():
-                found.note(name, OURS, _sync_threads(store, callers, seconds))
+                found.note(name, OURS, _sync_threads(store, callers))
                 if real is not None:
-                    found.note(name, REAL_STORE, real.sync(callers, seconds))
-            found.note("put_fsync", FLOOR, floor.sync(seconds))
+                    found.note(name, REAL_STORE, real.sync(callers))
+            found.note("put_fsync", FLOOR, floor.sync())
     shutil.rmtree(root / "synced")
     for one, many in zip(*(found[name] for name in names.values()), strict=True):
         for who in many:
@@ -316,8 +307,8 @@ def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
         report.add(name, samples, unit=unit.get(name, MANY), comparable=[REAL_STORE])
 
 
-def _sync_threads(store: rocketstore.Store, callers: int, seconds: float) -> Sample:
-    watch, end = Stopwatch(), time.perf_counter() + seconds
+def _sync_threads(store: rocketstore.Store, callers: int) -> Sample:
+    watch, end = Stopwatch(), time.perf_counter() + _SYNC_SECONDS
 
     def put(_: int) -> int:
         done = 0

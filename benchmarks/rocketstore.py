@@ -25,19 +25,18 @@ from pathlib import Path
 import rocketstore
 from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report
-from benchmarks.rocket_rates import REAL_SIZES, Real, Sizes, judge, rates, syncs
+from benchmarks.rocket_rates import REAL_SIZES, Counts, Real, judge, rates, syncs
 from benchmarks.stopwatch import Found, Stopwatch
 from tests.rocketstore.real_store import RealStore, class_path
 
 GROUPS = ("rates", "syncs", "lookups")
-QUICK = Sizes(8_000, 20_000, 0.05, 10_000)
 _BATCH = 1000
 _SMALLEST = 1000
 _LOOKUPS = 5000
 _SPANS = 5
 
 
-def _real(stack: ExitStack, report: Report, directory: Path, sizes: Sizes) -> Real | None:
+def _real(stack: ExitStack, report: Report, directory: Path, counts: Counts) -> Real | None:
     path, reason = class_path()
     if not path:
         report.say(f"without the real store: {reason}")
@@ -45,7 +44,7 @@ def _real(stack: ExitStack, report: Report, directory: Path, sizes: Sizes) -> Re
     start = time.monotonic()
     process = RealStore(path, directory / "real-0", REAL_SIZES)
     stack.callback(process.kill)
-    real = Real(process, directory, sizes)
+    real = Real(process, directory, counts)
     report.say(f"the real store is warm: {time.monotonic() - start:.1f} s")
     return real
 
@@ -75,22 +74,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", choices=GROUPS, metavar="GROUP", help=f"these only: {names}"
     )
-    parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
-    parser.add_argument("--without-real", action="store_true", help="leave the real store out")
+    parser.add_argument("--messages", type=int, default=400_000, help="of a rate (400,000)")
     options = parse_common(parser, arguments)
-    sizes, rounds = QUICK if options.quick else Sizes(), options.rounds
+    counts, rounds = Counts(options.messages), options.rounds
     groups = options.only or GROUPS
     with reporting(options) as (report, directory), ExitStack() as stack:
         real = None
-        if not options.without_real and set(groups) & {"rates", "syncs"}:
-            real = _real(stack, report, directory, sizes)
+        if set(groups) & {"rates", "syncs"}:
+            real = _real(stack, report, directory, counts)
         if "rates" in groups:
-            rates(report, directory, sizes, rounds, real)
+            rates(report, directory, counts, rounds, real)
             judge(report)
         if "syncs" in groups:
-            syncs(report, directory, sizes, min(rounds, 3), real)
+            syncs(report, directory, min(rounds, 3), real)
         if "lookups" in groups:
-            lookups(report, directory, sizes.largest)
+            lookups(report, directory, 25 * options.messages)
     return 0
 
 

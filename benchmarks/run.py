@@ -61,7 +61,7 @@ PROGRAMS = (
         "rocketstore",
         "The RocketMQ store beside the real one in a warm JVM",
         ("--only", "rates", "--rounds", "4"),
-        ("--quick", "--only", "rates", "--rounds", "1"),
+        ("--messages", "8000", "--only", "rates", "--rounds", "1"),
     ),
     Program(
         "msgstore",
