@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
+from itertools import cycle, islice
 
 from qindex.compare import load
 from qindex.compare.workload import Workload
@@ -40,3 +42,9 @@ class Bodies:
 @cache
 def _bodies() -> load.Bodies:
     return load.Bodies(Workload(sizes=f"fixed:{BODY_BYTES}"), 0)
+
+
+def large_bodies(size: int, count: int) -> list[bytes]:
+    """Messages of a size, of which every 64 are the same: many must not fill the memory."""
+    few = [random.Random(number).randbytes(size) for number in range(64)]
+    return list(islice(cycle(few), count))

@@ -13,14 +13,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter_ns, sleep
 from typing import Any
@@ -29,7 +27,7 @@ import numpy as np
 
 import qindex
 import rocketstore
-from benchmarks.bodies import Bodies
+from benchmarks.bodies import Bodies, large_bodies
 from benchmarks.peers import Floor
 from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report
@@ -54,7 +52,9 @@ _Work = Callable[[Any, list[bytes]], int]
 
 def rates(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The rates of one thread and of eight, in turn: of queues, and of a rocketstore."""
-    small, large = Bodies().take(messages), _large_bodies(messages)
+    share = 2 * SIDES * SIDES
+    small = Bodies().take(messages)
+    large = large_bodies(_LARGE, messages // (20 * share) * share)
     sides, found = f"{SIDES} + {SIDES} threads", Found()
     cases: dict[str, tuple[_Opened, _Work, _Work, list[bytes]]] = {}
     for bodies, what in ((small, ""), (large, ", 8 KiB")):
@@ -73,14 +73,8 @@ def rates(report: Report, root: Path, messages: int, rounds: int) -> None:
                     raise RuntimeError(f"{count} of {len(bodies)} messages came")
     report.add_all(found)
     for name in list(cases)[:-1]:
-        share = SHARE_OF_ONE_QUEUE if name.endswith("1 queue") else SHARE
-        report.hold_ratio(name, ONE, share)
-
-
-def _large_bodies(messages: int) -> list[bytes]:
-    few = [os.urandom(_LARGE) for _ in range(64)]
-    share = 2 * SIDES * SIDES
-    return list(islice(cycle(few), messages // (20 * share) * share))
+        least = SHARE_OF_ONE_QUEUE if name.endswith("1 queue") else SHARE
+        report.hold_ratio(name, ONE, least)
 
 
 @contextmanager

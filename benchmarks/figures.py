@@ -6,13 +6,13 @@ A bar whose figure is not in the run (a peer is not installed) is not judged.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks import footprint, throughput
 from benchmarks.bodies import RECORD_BYTES
+from benchmarks.program import fresh
 from benchmarks.report import FLOOR, OURS, Bar
 from benchmarks.session import Session
 from benchmarks.stopwatch import Found, Sample
@@ -181,24 +181,23 @@ def million(session: Session) -> None:
     report, count = session.report, session.count(1_000_000)
     who = session.names(lambda kind: kind.name != FLOOR and kind.max_backlog >= 1_000_000)
     for figure, kill in (("open_clean", False), ("open_killed", True)):
-        stores, found = session.fresh(), Found()
-        safe = [name for name in who if not kill or session.contenders[name].kill_safe]
-        built = session.alone(footprint.million, safe, count=count, stores=stores, kill=kill)
-        if built and not kill:
-            memory = {name: samples["memory"] for name, samples in built.items()}
-            session.add("memory_per_million", [memory], unit="MB", better="low")
-        for _ in range(session.rounds):
-            # Opening and getting change a store. cp keeps holes, of which some are made.
-            copies = session.fresh() / "stores"
-            subprocess.run(["cp", "-a", str(stores), str(copies)], check=True)
-            built = session.alone(footprint.reopen, built, count=count, stores=copies)
-            for name, samples in built.items():
-                for key, sample in samples.items():
-                    found.note(key, name, sample)
-            shutil.rmtree(copies.parent, ignore_errors=True)
+        found = Found()
+        with fresh(session.directory) as stores:
+            safe = [name for name in who if not kill or session.contenders[name].kill_safe]
+            built = session.alone(footprint.million, safe, count=count, stores=stores, kill=kill)
+            if built and not kill:
+                memory = {name: samples["memory"] for name, samples in built.items()}
+                session.add("memory_per_million", [memory], unit="MB", better="low")
+            for _ in range(session.rounds):
+                with fresh(session.directory) as copies:
+                    # Opening changes a store. cp keeps holes, of which some are made.
+                    subprocess.run(["cp", "-a", f"{stores}/.", str(copies)], check=True)
+                    built = session.alone(footprint.reopen, built, count=count, stores=copies)
+                for name, samples in built.items():
+                    for key, sample in samples.items():
+                        found.note(key, name, sample)
         for name, unit in (("ms", "ms"), ("memory", "MB"), ("cpu", "CPU s"), ("first_get", "ms")):
             session.add(f"{figure}_{name}", found[name], unit=unit, better="low")
-        shutil.rmtree(stores, ignore_errors=True)
     report.hold_most("open after a close", "open_clean_ms", 20, "ms")
     report.hold_most("memory of open after a close", "open_clean_memory", 5, "MB")
     report.hold_most("open after SIGKILL", "open_killed_cpu", 0.25, "CPU s")

@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from time import perf_counter, time_ns
 
 import numpy as np
@@ -20,7 +19,6 @@ import numpy as np
 import qindex
 from benchmarks.bodies import RECORD_BYTES
 from benchmarks.program import child, common_parser, parse_common, reporting
-from benchmarks.report import Report
 
 _BAR_MS = 50.0
 _PERCENTILES = (50, 90, 99, 99.9, 100)
@@ -47,34 +45,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = common_parser("follow", __doc__)
     parser.add_argument("--count", type=int, default=2_000_000, help="messages")
     given = parse_common(parser, arguments)
-    with reporting(given) as (report, directory):
-        _measure(report, directory, given.count)
-        report.hold_most("99 % of the lags of a follower", "lag_ms_p99", _BAR_MS, "ms")
-    return 0
-
-
-def _measure(report: Report, directory: Path, count: int) -> None:
-    store = str(directory / "store")
+    count = given.count
     # A list: of what is measured, this loop is to be the smallest part.
     lags: list[int] = []
     add = lags.append
-    with qindex.follow(store, "q", wait=True, timeout=60) as follower, child() as publisher:
-        publisher.start(publish, store=store, beside=directory / "plain writes", count=count)
-        first = follower.get(timeout=60)
-        assert first is not None
-        started = perf_counter()
-        add(time_ns() - first.timestamp)
-        for delivery in islice(follower, count - 1):
-            add(time_ns() - delivery.timestamp)
-        followed = perf_counter() - started
-        published, writes = publisher.result()
-    assert len(lags) == count
-    for percent in _PERCENTILES:
-        report.add_one(f"lag_ms_p{percent:g}", float(np.percentile(lags, percent)) / 1e6, "ms")
-    report.add_one("plain_write_ms_p99", float(np.percentile(writes, 99)) * 1e3, "ms")
-    report.add_one("published_per_s", count / published, "msg/s", "high")
-    report.add_one("followed_per_s", count / followed, "msg/s", "high")
-    report.add_one("missed", follower.missed, "msg")
+    with reporting(given) as (report, directory):
+        store = str(directory / "store")
+        with qindex.follow(store, "q", wait=True, timeout=60) as follower, child() as publisher:
+            publisher.start(publish, store=store, beside=directory / "plain writes", count=count)
+            first = follower.get(timeout=60)
+            assert first is not None
+            started = perf_counter()
+            add(time_ns() - first.timestamp)
+            for delivery in islice(follower, count - 1):
+                add(time_ns() - delivery.timestamp)
+            followed = perf_counter() - started
+            published, writes = publisher.result()
+        assert len(lags) == count
+        for percent in _PERCENTILES:
+            report.add_one(f"lag_ms_p{percent:g}", float(np.percentile(lags, percent)) / 1e6, "ms")
+        report.add_one("plain_write_ms_p99", float(np.percentile(writes, 99)) * 1e3, "ms")
+        report.add_one("published_per_s", count / published, "msg/s", "high")
+        report.add_one("followed_per_s", count / followed, "msg/s", "high")
+        report.add_one("missed", follower.missed, "msg")
+        report.hold_most("99 % of the lags of a follower", "lag_ms_p99", _BAR_MS, "ms")
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import qindex
 from benchmarks import throughput
+from benchmarks.bodies import large_bodies
 from benchmarks.peers import LARGE
 from benchmarks.program import fresh, installed
 from benchmarks.report import OURS, Bar, Report
@@ -35,21 +36,11 @@ _PACE = 0.0005
 _WINDOW = 100
 
 
-def _bodies(count: int) -> list[bytes]:
-    return [random.Random(number).randbytes(BODY_BYTES) for number in range(min(count, 64))]
-
-
-def stored_messages(options: Namespace) -> int:
-    """The messages that the options ask for."""
-    count: int = (options.megabytes << 20) // BODY_BYTES
-    return count
-
-
 def beside_peers(report: Report, root: Path, options: Namespace) -> None:
     """Publish, then get and acknowledge one by one, in queues of their own."""
     there = installed(LARGE.values(), report)
     session = Session(there, root, options.rounds, report)
-    given = {"count": stored_messages(options), "kibibytes": BODY_BYTES >> 10}
+    given = {"count": options.count, "kibibytes": BODY_BYTES >> 10}
     measured = session.interleave(throughput.large, there, **given)
     peers = [name for name in there if name != OURS]
     for name, rounds in measured.items():
@@ -58,13 +49,10 @@ def beside_peers(report: Report, root: Path, options: Namespace) -> None:
         report.hold_ratio("engine_publish_get_ack_64KiB", peer, 3)
 
 
-# -- space, and what publishers feel of compaction ------------------------------------------------
-
-
 def space_and_latency(report: Report, root: Path, options: Namespace) -> None:
     """1 GiB to two queues, a random nine in ten acknowledged, compacted; and what a second thread
     that publishes and consumes notices of the compaction of 128 MiB at a time."""
-    bodies = _bodies(64)
+    bodies = large_bodies(BODY_BYTES, 64)
     count = options.space_megabytes * (1 << 20) // BODY_BYTES
     with fresh(root) as path, qindex.open(path, background=False) as engine:
         _publish(engine, bodies, count)
@@ -77,15 +65,16 @@ def space_and_latency(report: Report, root: Path, options: Namespace) -> None:
         size = _disk(path) / stats.live
         quiet = _beside(engine, bodies, lambda: time.sleep(options.seconds))
         loud: list[float] = []
-        copied, spent = 0, 0.0
+        compactions: list[Any] = []
+        spent = 0.0
         while spent < options.seconds / 2:
             _publish(engine, bodies, 2048)
             _acknowledge(engine, 0.7)
-            more, bytes_copied, seconds = _compacting(engine, bodies)
-            loud += more
-            copied += bytes_copied
-            spent += seconds
+            started = time.perf_counter()
+            loud += _beside(engine, bodies, lambda: compactions.append(engine.compact()))
+            spent += time.perf_counter() - started
     report.add_one("engine_disk_after_90%_acked", size, "x live")
+    copied = sum(each.bytes_copied for each in compactions)
     notes = {
         "quiet": f"{len(quiet)} publishes",
         "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
@@ -110,14 +99,6 @@ def _acknowledge(engine: qindex.Engine, share: float) -> None:
             if chance.random() < share:
                 delivery.ack()
     # What is left stays with this consumer.
-
-
-def _compacting(engine: qindex.Engine, bodies: list[bytes]) -> tuple[list[float], int, float]:
-    """Compact; latencies beside it (seconds), bytes copied, seconds."""
-    report: list[Any] = []
-    started = time.perf_counter()
-    latencies = _beside(engine, bodies, lambda: report.append(engine.compact()))
-    return latencies, report[0].bytes_copied, time.perf_counter() - started
 
 
 def _beside(engine: qindex.Engine, bodies: list[bytes], work: Callable[[], object]) -> list[float]:
@@ -149,13 +130,10 @@ def _p99(latencies: list[float]) -> float:
     return sorted(latencies)[len(latencies) * 99 // 100]
 
 
-# -- steady load ----------------------------------------------------------------------------------
-
-
 def steady_load(report: Report, root: Path, options: Namespace) -> None:
     """Publish and acknowledge at full speed, in random order, with a backlog: the high water of
     the disk."""
-    bodies = _bodies(64)
+    bodies = large_bodies(BODY_BYTES, 64)
     chance = random.Random(3)
     held: list[qindex.Delivery] = []
     worst = ratio = float("-inf")
@@ -196,9 +174,6 @@ def steady_load(report: Report, root: Path, options: Namespace) -> None:
 def _disk(path: Path) -> int:
     """Bytes in the files of the message store."""
     return disk_use(path / "msg_store_persistent")[0]
-
-
-# -- reopening ------------------------------------------------------------------------------------
 
 
 def reopening(report: Report, root: Path, options: Namespace) -> None:

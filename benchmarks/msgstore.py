@@ -18,8 +18,9 @@ from pathlib import Path
 
 from xxhash import xxh3_64_digest
 
+from benchmarks.bodies import large_bodies
 from benchmarks.large_messages import BODY_BYTES as RECORD_BYTES
-from benchmarks.large_messages import ENGINE_GROUPS, FILE_BYTES, stored_messages
+from benchmarks.large_messages import ENGINE_GROUPS, FILE_BYTES
 from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import FLOOR, OURS, Report
 from benchmarks.stopwatch import Found, Sample, Stopwatch
@@ -38,7 +39,8 @@ def check(msg_id: bytes, record: bytes) -> str | None:
 
 
 def make_records(count: int) -> list[bytes]:
-    bodies = [os.urandom(RECORD_BYTES - 8) for _ in range(min(count, 64))]
+    """Up to 64 records: these come again and again."""
+    bodies = large_bodies(RECORD_BYTES - 8, min(count, 64))
     return [xxh3_64_digest(body) + body for body in bodies]
 
 
@@ -81,7 +83,7 @@ def write_and_read(report: Report, root: Path, options: Namespace) -> None:
     """64 KiB records in, and out again in order, against plain writes and reads of the same bytes:
     records with their frames, one after another."""
     found = Found()
-    count = stored_messages(options)
+    count = options.count
     records, msg_ids = make_records(count), ids(count)
     framed = [encode(bytes(16), record) for record in records]
     size = count * RECORD_BYTES
@@ -126,7 +128,7 @@ def _store_read(store: MessageStore, msg_ids: list[bytes]) -> None:
 def recovery(report: Report, root: Path, options: Namespace) -> None:
     """Opening by a scan of the files, against reading them from the page cache."""
     found = Found()
-    count = stored_messages(options)
+    count = options.count
     records, msg_ids = make_records(count), ids(count)
     references = dict.fromkeys(msg_ids, 1)
     size = count * RECORD_BYTES
@@ -200,6 +202,7 @@ def main() -> int:
     unknown = set(options.groups) - set(GROUPS)
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    options.count = (options.megabytes << 20) // RECORD_BYTES
     with reporting(options) as (report, directory):
         for name in options.groups or GROUPS:
             GROUPS[name](report, directory, options)

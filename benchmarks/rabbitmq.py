@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import qindex
-from benchmarks.bodies import Bodies
+from benchmarks.bodies import BODY_BYTES, Bodies
 from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
 from benchmarks.footprint import million, reopen
+from benchmarks.large_messages import BODY_BYTES as STORED_BYTES
 from benchmarks.msgstore import ids, make_records, open_store
 from benchmarks.program import common_parser, console, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report
@@ -36,8 +37,6 @@ from qindex.compare.designs import QueueIndexDesign
 
 RABBITMQ = "rabbitmq"
 BATCH = 1000
-BODY_BYTES = 100
-STORED_BYTES = 64 * 1024
 STORED = 1000
 SINGLE = 3.0
 BATCHES = 10.0
@@ -176,29 +175,25 @@ def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
         with fresh(root) as path:
             theirs = vm.figures("store", path / "theirs", STORED, STORED_BYTES)
             os.sync()
-            ours = _our_store(path / "ours")
-        for name, sample in ours.items():
+            _our_store(found, path / "ours")
+        for name in list(found):
             found.note(name, RABBITMQ, theirs[name].sample(STORED))
-            found.note(name, OURS, sample)
     report.add_all(found, comparable=[RABBITMQ])
 
 
-def _our_store(path: Path) -> dict[str, Sample]:
+def _our_store(found: Found, path: Path) -> None:
     path.mkdir(parents=True)
     messages = list(zip(ids(STORED), islice(cycle(make_records(STORED)), STORED), strict=True))
-    write, read, remove = Stopwatch(), Stopwatch(), Stopwatch()
     with open_store(path) as messages_store:
-        with write.running():
+        with found.rate("store_write", OURS, STORED):
             for msg_id, body in messages:
                 messages_store.write(msg_id, body)
-        with read.running():
-            found = [messages_store.read(msg_id) for msg_id, _ in messages]
-        assert found == [body for _, body in messages]
-        with remove.running():
+        with found.rate("store_read", OURS, STORED):
+            read = [messages_store.read(msg_id) for msg_id, _ in messages]
+        assert read == [body for _, body in messages]
+        with found.rate("store_remove", OURS, STORED):
             for msg_id, _ in messages:
                 messages_store.remove((msg_id,))
-    watches = {"store_write": write, "store_read": read, "store_remove": remove}
-    return {name: watch.rate(STORED) for name, watch in watches.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

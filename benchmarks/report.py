@@ -75,7 +75,7 @@ def figures_from_rounds(
             samples.setdefault(who, []).append(sample)
     figures = {}
     for who, got in samples.items():
-        cpu = [sample.cpu_us for sample in got if sample.cpu_us is not None]
+        cpu = _median([sample.cpu_us for sample in got if sample.cpu_us is not None])
         figures[who] = Figure(
             name,
             name,
@@ -83,7 +83,7 @@ def figures_from_rounds(
             better,
             who,
             [sample.value for sample in got],
-            cpu_us=statistics.median(cpu) if cpu else None,
+            cpu_us=cpu,
             count=got[-1].count,
             note=notes.get(who, ""),
         )
@@ -147,7 +147,8 @@ class Report:
 
     output: TextIO
     console: Console
-    figures: list[Figure] = field(default_factory=list)
+    figures: dict[tuple[str, str], Figure] = field(default_factory=dict)
+    """By name and contender."""
     rounds: dict[str, Rounds] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -170,7 +171,7 @@ class Report:
         for figure in figures_from_rounds(
             name, rounds, unit=unit, better=better, comparable=comparable, notes=notes or {}
         ):
-            self.figures.append(figure)
+            self.figures[name, figure.contender] = figure
             self._write(figure_line(figure))
 
     def add_all(self, found: Found, **options: Any) -> None:
@@ -194,10 +195,7 @@ class Report:
         return None if found is None else found.median
 
     def find(self, figure: str, who: str = OURS) -> Figure | None:
-        for candidate in self.figures:
-            if candidate.key == figure and candidate.contender == who:
-                return candidate
-        return None
+        return self.figures.get((figure, who))
 
     def hold_ratio(
         self, figure: str, other: str, limit: float, bar: str = "", *, most: bool = False
@@ -209,7 +207,7 @@ class Report:
         of_cpu = _ratios(rounds, *((OURS, other) if most else (other, OURS)), "cpu_us")
         hold = Bar.at_most if most else Bar.at_least
         held = hold(bar or f"{figure} / {other}", _median(ratios), limit)
-        spread = Figure("", "", "", "", "", ratios).spread if len(ratios) > 1 else None
+        spread = Figure("", "", "", "", "", ratios).spread if ratios else None
         self.judge(replace(held, by_cpu=_median(of_cpu), spread=spread))
 
     def hold_least(self, bar: str, figure: str, limit: float, unit: str = "") -> None:
@@ -222,7 +220,7 @@ class Report:
 
     def _hold(self, bar: Bar, figure: str) -> None:
         found = self.find(figure)
-        self.judge(replace(bar, spread=found.spread if found and found.rounds > 1 else None))
+        self.judge(replace(bar, spread=found.spread if found else None))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         rounded = {name: _rounded(value) for name, value in line.items()}

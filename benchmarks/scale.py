@@ -9,7 +9,6 @@ has handed out (tracemalloc).
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -20,6 +19,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import qindex
 from benchmarks.program import child, common_parser, parse_common, reporting
@@ -100,13 +100,6 @@ class _Step:
         return figures
 
 
-@contextlib.contextmanager
-def _opened(given: Given) -> Iterator[tuple[qindex.Engine, _Step]]:
-    """Open the store for a step that leaves it closed; opening and closing are none of it."""
-    with given.open() as engine:
-        yield engine, _Step()
-
-
 def _settle(engine: qindex.Engine) -> None:
     """Wait until all queues are at rest: the engine's background thread sees to it."""
     deadline = time.monotonic() + _SETTLE_SECONDS
@@ -131,14 +124,16 @@ def _used(queue: qindex.Queue) -> qindex.Queue:
 
 
 def _create(given: Given) -> Figures:
-    with _opened(given) as (engine, step):
+    with given.open() as engine:
+        step = _Step()
         for _ in step.visit(engine, given.names()):
             pass
         return step.figures(given.count)
 
 
 def _publish(given: Given) -> Figures:
-    with _opened(given) as (engine, step):
+    with given.open() as engine:
+        step = _Step()
         for queue in step.visit(engine, given.names()):
             for done in range(0, given.depth, _BATCH):
                 queue.publish_many([_BODY] * min(_BATCH, given.depth - done))
@@ -147,7 +142,8 @@ def _publish(given: Given) -> Figures:
 
 def _in_turn(given: Given) -> Figures:
     """One message to each queue, then take one from each, in turn: each visit wakes a queue."""
-    with _opened(given) as (engine, step):
+    with given.open() as engine:
+        step = _Step()
         for queue in step.visit(engine, given.names()):
             queue.publish(_BODY)
         for queue in step.visit(engine, given.names()):
@@ -158,8 +154,8 @@ def _in_turn(given: Given) -> Figures:
 def _rest(given: Given, traced: bool = True) -> Figures:
     """Memory and handles of queues that were used, and are idle since.
 
-    A few hundred are used first: what as many queues as may be awake take once is no cost of each
-    idle one.
+    Not ``traced``: without tracemalloc, whose own memory would be counted. A few hundred are used
+    first: what as many queues as may be awake take once is no cost of each idle one.
     """
     _warm_up()
     with given.open() as engine:
@@ -178,11 +174,6 @@ def _rest(given: Given, traced: bool = True) -> Figures:
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         return figures | {"traced_per_queue": held / len(others)}
-
-
-def _rest_resident(given: Given) -> Figures:
-    """The same without tracemalloc, whose own memory would be counted."""
-    return _rest(given, traced=False)
 
 
 def _open(given: Given) -> Figures:
@@ -210,7 +201,8 @@ def _kill(given: Given) -> Figures:
 
 def _consume(given: Given) -> Figures:
     taken = 0
-    with _opened(given) as (engine, step):
+    with given.open() as engine:
+        step = _Step()
         for queue in step.visit(engine, given.names()):
             while batch := queue.get_many(_TAKEN):
                 taken += len(batch)
@@ -233,7 +225,7 @@ STEPS: dict[str, Callable[[Given], Figures]] = {
     "open, closed cleanly": _open,
     "in turn": _in_turn,
     "rest": _rest,
-    "rest, resident": _rest_resident,
+    "rest, resident": partial(_rest, traced=False),
     "kill": _kill,
     "open, killed": _open,
     "consume": _consume,

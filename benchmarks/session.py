@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.program import child
+from benchmarks.program import child, fresh
 from benchmarks.report import FLOOR, OURS, Report
 from benchmarks.stopwatch import Found, Round, Sample
 from qindex.compare.child import Child, ChildError
@@ -52,7 +52,6 @@ class Session:
         self.quick = quick
         self.seconds = 0.03 if quick else 0.3
         self.failed: list[tuple[str, str]] = []
-        self._directories = 0
 
     def count(self, whole: int) -> int:
         return whole // 20 if self.quick else whole
@@ -65,13 +64,6 @@ class Session:
         peers = self.names(lambda kind: kind.name not in (OURS, FLOOR) and kind.kill_safe)
         notes = {name: kind.note for name, kind in self.contenders.items() if name != OURS}
         self.report.add(figure, rounds, **{"comparable": peers, "notes": notes, **options})
-
-    def fresh(self) -> Path:
-        """Make a new directory on the disk under test."""
-        self._directories += 1
-        path = self.directory / f"run-{self._directories}"
-        path.mkdir()
-        return path
 
     def fail(self, who: str, task: Task, error: ChildError) -> None:
         self.report.say(f"{task.__name__}: {who} left out: {error}\n{error.trace}")
@@ -115,8 +107,8 @@ class Session:
         found: dict[str, Round] = {}
         for name in who:
             try:
-                with child(_ANSWER_SECONDS) as worker:
-                    found[name] = _ask(worker, task, name, self.fresh(), given)
+                with child(_ANSWER_SECONDS) as worker, fresh(self.directory) as place:
+                    found[name] = _ask(worker, task, name, place, given)
             except ChildError as error:
                 if error.status == -signal.SIGKILL:
                     found[name] = {}

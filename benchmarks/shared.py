@@ -4,8 +4,7 @@ It takes two minutes, ``--peers`` five more.
 
 Each figure is of ``--processes`` processes that do the same on one queue for ``--seconds`` seconds.
 The floor is one echo over the same kind of socket: a get and an ack are two round trips, every
-other call of ours is one. CPU is that of all processes and of the server. ``REDIS_SERVER`` names
-Redis's program.
+other call of ours is one. CPU is that of all processes and of the server.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ import qindex
 from benchmarks.bodies import BODY_BYTES, Bodies
 from benchmarks.peers import SqliteFifo
 from benchmarks.program import child, common_parser, fresh, installed, parse_common, reporting
-from benchmarks.report import FLOOR, OURS
-from benchmarks.stopwatch import Round, Sample, Stopwatch
+from benchmarks.report import FLOOR, MANY, OURS
+from benchmarks.stopwatch import Found, Sample, Stopwatch
 from benchmarks.tasks import build
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
@@ -40,8 +39,9 @@ from qindex.format import layout
 
 BODY = b"x" * BODY_BYTES
 BATCH = 1000
-REDIS = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
+REDIS = shutil.which("redis-server")
 _WOKEN = 400
+_LATE = {f"publish to a get that waits, p{percent}": percent for percent in (50, 99)}
 _ECHO, _REDIS = "echo.sock", "redis.sock"
 
 
@@ -353,18 +353,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "get + ack": (FLOOR, OURS, *ours, *others),
             "batches": (OURS, SharedSqlite.name),
         }
-        rounds: dict[str, list[Round]] = {figure: [] for figure in STEPS}
-        late: list[list[float]] = []
+        found = Found()
         for _ in range(options.rounds):
             for figure, names in contenders.items():
                 given = (figure, options.processes, options.seconds)
-                rounds[figure].append({who: measure(root, who, *given) for who in names})
-            late.append(woken(root))
-        for figure, found in rounds.items():
-            report.add(figure, found, comparable=others)
-        for percent in (50, 99):
-            values = [{OURS: Sample(float(np.percentile(one, percent)))} for one in late]
-            report.add(f"publish to a get that waits, p{percent}", values, unit="ms", better="low")
+                for who in names:
+                    found.note(figure, who, measure(root, who, *given))
+            late = woken(root)
+            for figure, percent in _LATE.items():
+                found.note(figure, OURS, Sample(float(np.percentile(late, percent))))
+        for figure, rounds in found.items():
+            unit, better = ("ms", "low") if figure in _LATE else (MANY, "high")
+            report.add(figure, rounds, unit=unit, better=better, comparable=others)
     return 0
 
 

@@ -69,17 +69,16 @@ def make_stores(directory: Path, messages: int) -> None:
         with qindex.open(directory / kind) as engine:
             queue = engine.queue("orders")
             for number in range(share // 4):
+                more: dict[str, Any] = {}
+                if kind == "headers":
+                    trace = f"{number * 7919:016x}"
+                    more["headers"] = {"kind": "new", "attempt": number % 3, "trace": trace}
+                    more["properties"] = {
+                        "content_type": "application/json",
+                        "message_id": f"m-{number}",
+                    }
                 body = dice.randbytes(dice.randint(20, 400))
-                queue.publish(body, key=f"order-{number}", **_tables(kind, number))
-
-
-def _tables(kind: str, number: int) -> dict[str, Any]:
-    if kind == "varied":
-        return {}
-    return {
-        "headers": {"kind": "new", "attempt": number % 3, "trace": f"{number * 7919:016x}"},
-        "properties": {"content_type": "application/json", "message_id": f"m-{number}"},
-    }
+                queue.publish(body, key=f"order-{number}", **more)
 
 
 def place(directory: Path, name: str) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 from benchmarks.bodies import Bodies
 from benchmarks.peers import CONTENDERS, LARGE
+from benchmarks.program import fresh
 from qindex.compare.contender import Fifo
 
 _BUILD_BATCH = 10_000
@@ -21,11 +20,10 @@ _BUILD_BATCH = 10_000
 @contextmanager
 def fresh_store(who: str, directory: str, durability: str = "os", **more: Any) -> Iterator[Fifo]:
     """Give a new store to the block after ``with``; then it is closed, and its files go."""
-    path = Path(tempfile.mkdtemp(prefix="store-", dir=directory))
-    contender = (CONTENDERS | LARGE)[who](path, durability, **more)
-    yield contender
-    contender.close()
-    shutil.rmtree(path)
+    with fresh(Path(directory)) as path:
+        contender = (CONTENDERS | LARGE)[who](path, durability, **more)
+        yield contender
+        contender.close()
 
 
 def build(contender: Fifo, bodies: Bodies, count: int) -> None:

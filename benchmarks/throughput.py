@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import random
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import cycle, islice
 from pathlib import Path
 
-from benchmarks.bodies import Bodies
+from benchmarks.bodies import Bodies, large_bodies
 from benchmarks.peers import CONTENDERS, Floor
 from benchmarks.stopwatch import Round, Sample, Stopwatch
 from benchmarks.tasks import build, fresh_store, settle
@@ -70,10 +68,9 @@ def large(who: str, directory: str, count: int, kibibytes: int, *, pause: bool =
     what a publish leaves to the background is done before the gets, and is in no figure. The
     floor's plain write is held against either."""
     with fresh_store(who, directory) as contender:
-        few = [random.Random(number).randbytes(kibibytes << 10) for number in range(64)]
-        bodies = list(islice(cycle(few), count))
-        contender.publish_each(few)
-        contender.get_ack_each(len(few))
+        bodies = large_bodies(kibibytes << 10, count)
+        contender.publish_each(bodies[:64])
+        contender.get_ack_each(len(bodies[:64]))
         publish, get_ack, both = Stopwatch(), Stopwatch(), Stopwatch()
         gc.collect()
         with both.running(), publish.running(count):
