@@ -72,7 +72,7 @@ def rates(report: Report, root: Path, messages: int, rounds: int) -> None:
                 if count != len(bodies):
                     raise RuntimeError(f"{count} of {len(bodies)} messages came")
     report.add_all(found)
-    for name in list(cases)[:-1]:
+    for name in list(cases)[:-1]:  # the rocketstore has no bar
         least = SHARE_OF_ONE_QUEUE if name.endswith("1 queue") else SHARE
         report.hold_ratio(name, ONE, least)
 
