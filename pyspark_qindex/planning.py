@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from journal.errors import StoreError
 from journal.findings import Cause, Finding
+from journal.fs.beneath import leave
 from journal.fs.files import FileSystem
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.options import ReadOptions
@@ -44,7 +45,9 @@ def parts_of_stores(options: ReadOptions, source: str, parts: PartsOf) -> list[A
     found: list[Any] = []
     for store in find_stores(options.paths, options.storage, source):
         try:
-            found += parts(store, store.file_system(), options)
+            fs = store.file_system(hold=True)
+            found += parts(store, fs, options)
+            leave(fs)
         except StoreError as error:
             if store.named or not options.permissive:
                 raise

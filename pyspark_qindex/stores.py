@@ -46,15 +46,15 @@ class Store:
         """Whether it is a RocketMQ store."""
         return self.source == ROCKET
 
-    def file_system(self) -> FileSystem:
-        """Return the file system of the store. Raises :class:`StoreNotHereError` on a host that
-        does not see it. All reads begin here: a missing directory must never look like an empty
-        store."""
+    def file_system(self, *, hold: bool = False) -> FileSystem:
+        """Return the file system of the store, ``hold``: until :func:`leave`. Raises
+        :class:`StoreNotHereError` on a host that does not see it. All reads begin here: a missing
+        directory must never look like an empty store."""
         fs = file_system(self.place)
         names = _names_in(fs, self.path)
         if names is None or not _sources_of(names):
             raise self.not_here(self.path)
-        return beneath(fs, self.path)
+        return beneath(fs, self.path, hold=hold)
 
     def is_deleted(self, directory: str) -> bool:
         """Return whether a directory of the store was deleted, by whoever writes the store."""
