@@ -29,6 +29,7 @@ from pyspark_qindex.reading.read_parts import Parts, PartsReader
 from pyspark_qindex.reading.read_queues import (
     SHIPPED_BYTES,
     QueuePart,
+    carried,
     narrowed,
     queue_parts,
     split,
@@ -251,7 +252,7 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 parts += seen[at].parts(low, high)
             elif low < high and at[0] not in self._stores:  # else the queue was deleted
                 raise local_store(at[0]).not_here(at[0])
-        return [Parts(list(task)) for task in group(parts, self.options.partitions)]
+        return [Parts(task) for task in group(carried(parts), self.options.partitions)]
 
 
 def unflatten(places: Places) -> dict[str, object]:

@@ -13,7 +13,7 @@ their own segments needs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -132,7 +132,22 @@ def plan_queues(options: ReadOptions) -> list[Any]:
         raise NotAStoreError(f"{', '.join(options.paths)}: there is no queue {names}")
     total = sum(part.weight for part in found)
     most = max(total // tasks_for(total, options.partitions), 1)
-    return [piece for part in found for piece in split(part, most)]
+    return carried(piece for part in found for piece in split(part, most))
+
+
+def carried(parts: Iterable[Any]) -> list[Any]:
+    """Return the parts of a plan with no more journals than it may carry, one for each part that a
+    journal touches. The others pin anew."""
+    left, found = SHIPPED_BYTES, []
+    for part in parts:
+        pinned = part.pinned if isinstance(part, QueuePart) else None
+        size = 0 if pinned is None else len(pinned.reading.data)
+        if size > left:
+            part = replace(part, pinned=None, high=part.head if part.high is None else part.high)
+            size = 0
+        left -= size
+        found.append(part)
+    return found
 
 
 def plan_files(options: ReadOptions) -> list[Any]:
