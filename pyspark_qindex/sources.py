@@ -10,13 +10,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 import pyspark
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
@@ -42,7 +36,7 @@ def check_stream() -> None:
         )
 
 
-class RefusedStream(DataSourceStreamReader):
+class RefusedStream(datasource.DataSourceStreamReader):
     """The stream of a Spark that is too old: 4.1 hides an error that is raised before it has a
     reader."""
 
@@ -63,7 +57,7 @@ def log_all_columns(include: str) -> None:
     )
 
 
-class TableSource(DataSource):
+class TableSource(datasource.DataSource):
     """A source of tables, the first of which can be followed."""
 
     _tables: Mapping[str, Table]
@@ -82,11 +76,11 @@ class TableSource(DataSource):
             log_all_columns(asked.include)
         return asked
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Plan and read at one moment."""
         return TableReader(self._asked(schema, stream=False))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         """Follow queues or logs; only messages or records can be followed."""
         if not can_stream():
             return RefusedStream()
@@ -105,14 +99,16 @@ class QindexSource(TableSource):
         """``qindex``."""
         return "qindex"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> datasource.DataSourceStreamWriter:
         """Publish each batch into a queue, once."""
         check_stream()
         from pyspark_qindex.writing.sink import QueueSink, sink_options
 
         return QueueSink(sink_options(self.options, stream=True), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Publish a DataFrame into a queue."""
         from pyspark_qindex.writing.sink import QueueWriter, sink_options
 

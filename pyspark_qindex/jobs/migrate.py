@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from journal.errors import StoreError, UsageError
+from pyspark_qindex.jobs import refill
 from pyspark_qindex.jobs.fleet import (
     Row,
     committed_offsets,
@@ -28,14 +29,6 @@ from pyspark_qindex.jobs.fleet import (
     new_stores,
     run_tasks,
     tasks_wanted,
-)
-from pyspark_qindex.jobs.refill import (
-    Origin,
-    QueueFill,
-    RocketFill,
-    fill_stores,
-    from_rocket,
-    to_rocket,
 )
 from pyspark_qindex.jobs.results import Outcome, Plot, Table
 from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of, queues_kept
@@ -110,14 +103,14 @@ def migrate(
         records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
         rows = in_order(_with_stores(spark, records, targets), "offset")
         put = partial(_put_in_queue, delays={one.url: _delay_offsets(one) for one in fleet})
-        moves = _kept(_filled(rows, targets, lambda _, place: QueueFill(place), put))
+        moves = _kept(_filled(rows, targets, lambda _, place: refill.QueueFill(place), put))
     else:
         messages = read(spark, urls, _MESSAGE_COLUMNS, mode=mode)
         told = messages.where("seq_id is not null or error is not null")
         rows = by_delivery(_with_stores(spark, told, targets))
 
-        def begin(_store: str, place: Staging) -> RocketFill:
-            return RocketFill(place, sizes or {})
+        def begin(_store: str, place: Staging) -> refill.RocketFill:
+            return refill.RocketFill(place, sizes or {})
 
         moved = _kept(_filled(rows, targets, begin, _put_in_rocketmq))
         moves = _kept(moved.unionByName(_left_out(spark, messages, fleet, mode)))
@@ -178,7 +171,7 @@ def _filled(
     put: Callable[..., Row | None],
 ) -> DataFrame:
     put = partial(put, targets=targets)
-    fill = partial(fill_stores, targets=targets, source=os.devnull, begin=begin, put=put)
+    fill = partial(refill.fill_stores, targets=targets, source=os.devnull, begin=begin, put=put)
     return map_rows(rows, fill, MOVES)
 
 
@@ -210,7 +203,9 @@ def _left_out(spark: SparkSession, messages: DataFrame, fleet: list[Store], mode
     return table.unionByName(skipped, allowMissingColumns=True)
 
 
-def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], targets: dict[str, str]) -> Row | None:
+def _put_in_rocketmq(
+    fill: refill.RocketFill, row: dict[str, Any], targets: dict[str, str]
+) -> Row | None:
     if row["queue"] is None and row["error"] is None:
         return None
     if row["envelope"] is None or row["body"] is None:
@@ -220,7 +215,7 @@ def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], targets: dict[str, s
     except StoreError as error:
         return _skipped(row, "damaged", str(error))
     try:
-        record = to_rocket(origin_of(row), message)
+        record = refill.to_rocket(origin_of(row), message)
         queue_offset = fill.put(record, (row["timestamp"] or 0) // 1_000_000)
     except UsageError as error:
         return _skipped(row, "too-large", str(error))
@@ -248,7 +243,7 @@ def _delay_offsets(one: Store) -> dict[int, int]:
 
 
 def _put_in_queue(
-    fill: QueueFill,
+    fill: refill.QueueFill,
     row: dict[str, Any],
     targets: dict[str, str],
     delays: dict[str, dict[int, int]],
@@ -278,15 +273,15 @@ def _put_in_queue(
             return _skipped(row, "damaged", f"property {REAL_QUEUE_ID} is {wrong!r}")
     rest = {name: row[name] for name in _KEPT_FIELDS}
     try:
-        place, message = from_rocket(topic, queue_id, row["body"], row["properties_raw"], rest)
+        at, message = refill.from_rocket(topic, queue_id, row["body"], row["properties_raw"], rest)
     except StoreError as error:
         return _skipped(row, "damaged", str(error))
-    if not isinstance(place, Origin):
-        seq = fill.next_seq(place)
+    if not isinstance(at, refill.Origin):
+        seq = fill.next_seq(at)
         msg_id = row["offset"].to_bytes(8, "big") + seq.to_bytes(8, "big")
-        place = Origin(place, seq, msg_id, True, row["reconsume_times"] > 0, 0)
-    seq_id = fill.put(place, message)
-    return _moved(row, targets, place.queue, seq_id, what)
+        at = refill.Origin(at, seq, msg_id, True, row["reconsume_times"] > 0, 0)
+    seq_id = fill.put(at, message)
+    return _moved(row, targets, at.queue, seq_id, what)
 
 
 # -- what is not carried over ----------------------------------------------------------------------

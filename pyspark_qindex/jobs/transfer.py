@@ -24,16 +24,8 @@ from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.fs.files import read_optional
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
+from pyspark_qindex.jobs import refill
 from pyspark_qindex.jobs.fleet import Row, find_fleet, map_rows, new_stores, together
-from pyspark_qindex.jobs.refill import (
-    PUT_FIELDS,
-    Origin,
-    QueueFill,
-    QueueKept,
-    RocketFill,
-    RocketRecord,
-    fill_stores,
-)
 from pyspark_qindex.jobs.results import Outcome, Table
 from pyspark_qindex.local_session import read
 from pyspark_qindex.schemas import spark_schema, table
@@ -120,7 +112,7 @@ def export_stores(
     return Outcome(dict(summary), tables, shown, found=summary["damaged"] > 0)
 
 
-def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
+def queues_kept(one: Store, *, permissive: bool) -> Iterator[refill.QueueKept]:
     """Yield what the queues of a store have beside their messages. Damaged settings are ``error``,
     or raise :class:`DamageError` where the read is not ``permissive``."""
     fs = one.file_system()
@@ -141,7 +133,7 @@ def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
             found = read_optional(fs, os.path.join(reader.path_of(each), DELIVERIES)) or b""
             base = (each.priority or 0) << SHIFT
             counts |= {base + seq: count for seq, count in unpack_counts(found).items()}
-        yield QueueKept(
+        yield refill.QueueKept(
             plain_text(queue.name) or "",  # as the table of messages has it
             None if settings == NO_SETTINGS else settings_values(settings),
             summary.next_seq_id,
@@ -162,14 +154,14 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Outcom
         row[0] for table in tables.values() for row in table.select("store").distinct().collect()
     }
     targets = new_stores(out, list(stores))
-    fill = partial(fill_stores, targets=targets, source=local_path(paths[0], "an export"))
+    fill = partial(refill.fill_stores, targets=targets, source=local_path(paths[0], "an export"))
     parts: list[DataFrame] = []
     if "queues" in tables:
         begin = partial(_begin_queues, kept=_kept_of(tables["queues"]))
         put = partial(fill, begin=begin, put=_put_message)
         parts.append(map_rows(by_delivery(_rows_of_queues(tables)), put, _PUT))
     if "records" in tables:
-        put = partial(fill, begin=lambda _, place: RocketFill(place, {}), put=_put_record)
+        put = partial(fill, begin=lambda _, place: refill.RocketFill(place, {}), put=_put_record)
         parts.append(map_rows(in_order(tables["records"], "offset"), put, _PUT))
     counted = together(parts).groupBy("store", "queue").agg(
         f.count("size"), f.coalesce(f.sum("size"), f.lit(0)), f.count_if("skipped")
@@ -184,12 +176,12 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Outcom
     return Outcome(summary, tables_, "imported", found=summary["skipped"] > 0, targets=targets)
 
 
-def _kept_of(queues: DataFrame) -> dict[str, list[QueueKept]]:
+def _kept_of(queues: DataFrame) -> dict[str, list[refill.QueueKept]]:
     """Return what is kept of the queues of each store beside their messages."""
-    kept: dict[str, list[QueueKept]] = {}
+    kept: dict[str, list[refill.QueueKept]] = {}
     for row in (one.asDict() for one in queues.collect()):
         settings, deliveries = row["settings"], json.loads(row.get("deliveries") or "{}")
-        one = QueueKept(
+        one = refill.QueueKept(
             name=row["queue"],
             settings=settings and json.loads(settings),
             next_seq_id=row["next_seq_id"],
@@ -255,14 +247,16 @@ def _rows_of_queues(tables: dict[str, DataFrame]) -> DataFrame:
     return messages.unionByName(queues, allowMissingColumns=True)
 
 
-def _begin_queues(store: str, place: Staging, kept: dict[str, list[QueueKept]]) -> QueueFill:
-    fill = QueueFill(place)
+def _begin_queues(
+    store: str, place: Staging, kept: dict[str, list[refill.QueueKept]]
+) -> refill.QueueFill:
+    fill = refill.QueueFill(place)
     for one in kept.get(store, ()):
         fill.declare(one)
     return fill
 
 
-def _put_message(fill: QueueFill, row: dict[str, Any]) -> Row:
+def _put_message(fill: refill.QueueFill, row: dict[str, Any]) -> Row:
     place = (row["store"], row["queue"])
     if row["envelope"] is None or row["body"] is None:
         return (*place, None, row["error"] is not None)
@@ -270,17 +264,17 @@ def _put_message(fill: QueueFill, row: dict[str, Any]) -> Row:
     return (*place, len(row["body"]), False)
 
 
-def _put_record(fill: RocketFill, row: dict[str, Any]) -> Row:
+def _put_record(fill: refill.RocketFill, row: dict[str, Any]) -> Row:
     place = (row["store"], f"{row['topic']}/{row['queue_id']}")
     if row["body"] is None or row["error"] is not None:
         return (*place, None, True)
-    rest = {name: row[name] for name in PUT_FIELDS}
+    rest = {name: row[name] for name in refill.PUT_FIELDS}
     head = (row["topic"], row["queue_id"], row["body"], row["properties_raw"])
-    fill.put(RocketRecord(*head, rest), row["store_timestamp"])
+    fill.put(refill.RocketRecord(*head, rest), row["store_timestamp"])
     return (*place, len(row["body"]), False)
 
 
-def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
+def _message_of(row: dict[str, Any]) -> tuple[refill.Origin, Message]:
     """Return the message that an import puts for a row. Raises :class:`StoreError` for a row that
     no export has written: tables pass through many hands."""
     queue, seq_id, msg_id = row["queue"], row["seq_id"], row["msg_id"]
@@ -295,7 +289,7 @@ def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
         raise StoreError(f"{place}: {error}") from error
 
 
-def origin_of(row: dict[str, Any]) -> Origin:
+def origin_of(row: dict[str, Any]) -> refill.Origin:
     """Return where a row of ``messages`` stood."""
-    values = {one.name: row[one.name] for one in fields(Origin)}
-    return Origin(**values | {"expiry": row["expiry"] or 0})
+    values = {one.name: row[one.name] for one in fields(refill.Origin)}
+    return refill.Origin(**values | {"expiry": row["expiry"] or 0})

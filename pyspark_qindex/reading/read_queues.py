@@ -38,15 +38,7 @@ from qindex.recovery import store_directory
 from qindex.recovery.columns import Entries
 from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.point_in_time import Pinned
-from qindex.view.arrow import (
-    batch_of,
-    choices,
-    constant,
-    fixed_binaries,
-    flags,
-    numbers,
-    plain_text,
-)
+from qindex.view import arrow
 from qindex.view.message_batches import MessageBatches
 from qindex.view.queue_view import QueueView, Row
 from qindex.view.reader import StoreReader
@@ -375,22 +367,22 @@ def _batch(part: QueuePart, options: ReadOptions, entries: Entries) -> pa.Record
     count = len(seqs)
     embedded = entries.embedded[chosen]
     file = part.store.relative(entries.path)
-    return batch_of(
+    return arrow.batch_of(
         options.columns,
         count,
         {
-            "store": lambda: constant(part.store.url, count),
-            "queue": lambda: constant(plain_text(part.queue), count),
-            "seq_id": lambda: numbers(seqs),
-            "msg_id": lambda: fixed_binaries(entries.ids[chosen]),
-            "state": lambda: choices(entries.states[chosen], _STATES),
-            "persistent": lambda: flags(entries.persistent[chosen]),
-            "expiry": lambda: numbers(entries.expiry[chosen].astype(np.int64), absent=0),
-            "size": lambda: numbers(entries.sizes[chosen]),
-            "stored": lambda: flags(embedded == 0),
-            "record_size": lambda: numbers(embedded),
-            "file": lambda: constant(file, count),
-            "offset": lambda: numbers(entries.offsets[chosen]),
-            "priority": lambda: constant(part.priority, count, pa.int32()),
+            "store": lambda: arrow.constant(part.store.url, count),
+            "queue": lambda: arrow.constant(arrow.plain_text(part.queue), count),
+            "seq_id": lambda: arrow.numbers(seqs),
+            "msg_id": lambda: arrow.fixed_binaries(entries.ids[chosen]),
+            "state": lambda: arrow.choices(entries.states[chosen], _STATES),
+            "persistent": lambda: arrow.flags(entries.persistent[chosen]),
+            "expiry": lambda: arrow.numbers(entries.expiry[chosen].astype(np.int64), absent=0),
+            "size": lambda: arrow.numbers(entries.sizes[chosen]),
+            "stored": lambda: arrow.flags(embedded == 0),
+            "record_size": lambda: arrow.numbers(embedded),
+            "file": lambda: arrow.constant(file, count),
+            "offset": lambda: arrow.numbers(entries.offsets[chosen]),
+            "priority": lambda: arrow.constant(part.priority, count, pa.int32()),
         },
     )

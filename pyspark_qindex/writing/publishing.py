@@ -13,7 +13,6 @@ unfinished. After a loss of power the rows that are missing are published.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -21,6 +20,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any, BinaryIO, Final
@@ -29,14 +29,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 import qindex
-from journal.errors import (
-    DamageError,
-    LockedError,
-    NotAStoreError,
-    StoreError,
-    UsageError,
-    storage_errors,
-)
+from journal import errors
 from journal.fs.beneath import beneath
 from journal.fs.files import REAL, FileSystem, make_dirs, names_in, read_optional, replace_file
 from qindex.format import layout
@@ -84,19 +77,21 @@ def check_columns(schema: StructType) -> list[str]:
     for one in schema.fields:
         if one.name == "queue":
             what = "column 'queue' does not choose where a row goes, option queue does for all"
-            raise UsageError(f"{what}: drop it, or write each queue's rows by themselves")
+            raise errors.UsageError(f"{what}: drop it, or write each queue's rows by themselves")
         kinds = _TAKEN.get(one.name)
         if kinds is None:
             if one.name not in MESSAGES:
                 names = ", ".join(_TAKEN)
-                raise UsageError(f"column {one.name!r} can't be published; there are {names}")
+                raise errors.UsageError(
+                    f"column {one.name!r} can't be published; there are {names}"
+                )
             continue
         kind = one.dataType.simpleString()
         if kind not in kinds:
-            raise UsageError(f"column {one.name!r} must be {' or '.join(kinds)}, not {kind}")
+            raise errors.UsageError(f"column {one.name!r} must be {' or '.join(kinds)}, not {kind}")
         chosen.append(one.name)
     if "body" not in chosen:
-        raise UsageError("there is no column 'body' to publish")
+        raise errors.UsageError("there is no column 'body' to publish")
     return chosen
 
 
@@ -106,12 +101,12 @@ def stage(
     """Write rows into a new file, durable on return; return their number. Without rows there is no
     file. Raises :class:`UsageError` for a row that has no body."""
     rows = 0
-    with storage_errors(path, "can't be written"), contextlib.ExitStack() as opened:
+    with errors.storage_errors(path, "can't be written"), ExitStack() as opened:
         file: BinaryIO | None = None
         for batch in batches:
             chosen = batch.select(columns)
             if chosen.column("body").null_count:
-                raise UsageError("a row has no body: filter damaged ones with error IS NULL")
+                raise errors.UsageError("a row has no body: filter damaged ones with error IS NULL")
             if not chosen.num_rows:
                 continue
             if file is None:
@@ -131,7 +126,7 @@ def stage(
 
 def read_staged(path: str, skip: int = 0) -> Iterator[Outgoing]:
     """Yield the rows of a staged file as messages, from row ``skip`` on."""
-    failing = storage_errors(path, "can't be read")
+    failing = errors.storage_errors(path, "can't be read")
     with failing, pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:
         for batch in stream:
             if skip < batch.num_rows:
@@ -159,11 +154,11 @@ def _values(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         try:
             value = from_plain(json.loads(value))
         except ValueError as error:
-            raise UsageError(f"{name} is no JSON: {value[:80]!r}") from error
+            raise errors.UsageError(f"{name} is no JSON: {value[:80]!r}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UsageError(f"{name} must be a JSON object, not {str(value)[:80]!r}")
+        raise errors.UsageError(f"{name} must be a JSON object, not {str(value)[:80]!r}")
     return value
 
 
@@ -241,28 +236,28 @@ class Staging:
 
     def _remove(self, directory: str) -> None:
         names = self._names(directory)
-        with storage_errors(directory, "can't be removed"), contextlib.suppress(FileNotFoundError):
+        with errors.storage_errors(directory, "can't be removed"), suppress(FileNotFoundError):
             for name in names:
                 self.fs.unlink(os.path.join(directory, name))
             self.fs.rmdir(directory)
 
     def _names(self, directory: str) -> list[str]:
-        with storage_errors(directory, "can't be listed"):
+        with errors.storage_errors(directory, "can't be listed"):
             return sorted(names_in(self.fs, directory))
 
     def _read(self, path: str) -> Progress | None:
-        with storage_errors(path, "can't be read"):
+        with errors.storage_errors(path, "can't be read"):
             data = read_optional(self.fs, path)
         if data is None:
             return None
         try:
             value: dict[str, Any] = json.loads(data)
             if value.pop("version") != _VERSION:
-                raise DamageError(path, 0, "the progress of a query, of another version")
+                raise errors.DamageError(path, 0, "the progress of a query, of another version")
             files = [(name, rows) for name, rows in value.pop("files")]
             return Progress(files=files, **value)
         except (ValueError, TypeError, KeyError) as error:
-            raise DamageError(path, 0, f"not the progress of a query: {error}") from error
+            raise errors.DamageError(path, 0, f"not the progress of a query: {error}") from error
 
 
 def _name_of(query: str) -> str:
@@ -272,7 +267,7 @@ def _name_of(query: str) -> str:
     return hashlib.sha256(query.encode()).hexdigest()[:32]
 
 
-class ForeignPublisherError(StoreError):
+class ForeignPublisherError(errors.StoreError):
     """While a batch was half published, someone else published into its queue: nobody can tell
     any more which of its rows are there."""
 
@@ -283,12 +278,12 @@ def make_store(store: str, queue: str) -> None:
         reader = StoreReader(store)
         if reader.kind == "qindex" and queue in reader.queue_names():
             return
-    except NotAStoreError:
+    except errors.NotAStoreError:
         pass  # to be made, or to be refused, by the open that follows
     try:
         with qindex.open(store) as engine:
             engine.queue(queue)
-    except LockedError:
+    except errors.LockedError:
         return
 
 

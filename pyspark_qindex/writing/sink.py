@@ -14,24 +14,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.options import number_of
 from pyspark_qindex.stores import local_store
-from pyspark_qindex.writing.publishing import (
-    Staging,
-    check_columns,
-    commit_batch,
-    make_store,
-    stage,
-)
+from pyspark_qindex.writing import publishing
 
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
@@ -54,7 +44,7 @@ class SinkOptions:
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class Staged(datasource.WriterCommitMessage):
     """The rows that a task has ready. ``file``: relative to the staging directory; none without
     rows."""
 
@@ -89,27 +79,29 @@ class _Publisher:
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
-        self.columns = check_columns(schema)
+        self.columns = publishing.check_columns(schema)
         if TaskContext.get() is None:
-            make_store(options.store, options.queue)
+            publishing.make_store(options.store, options.queue)
 
     def _stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()
         assert context is not None
         store = self.options.store
         local_store(store).file_system()  # rows staged elsewhere would never be published
-        staging = Staging(store)
+        staging = publishing.Staging(store)
         attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
         path = os.path.join(staging.batch_directory(query, batch), attempt)
-        rows = stage(path, iterator, self.columns, staging.fs)
+        rows = publishing.stage(path, iterator, self.columns, staging.fs)
         return Staged(query, os.path.relpath(path, staging.path), rows)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+    def commit(
+        self, messages: list[datasource.WriterCommitMessage | None], batchId: int = 0
+    ) -> None:
         """Publish what the tasks staged (beside the driver)."""
         staged = [one for one in messages if isinstance(one, Staged)]
         if not staged:
             return  # a batch of no tasks
-        commit_batch(
+        publishing.commit_batch(
             self.options.store,
             self.options.queue,
             staged[0].query,
@@ -120,7 +112,7 @@ class _Publisher:
         )
 
 
-class QueueSink(_Publisher, DataSourceStreamArrowWriter):
+class QueueSink(_Publisher, datasource.DataSourceStreamArrowWriter):
     """Publishes the batches of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -133,7 +125,7 @@ class QueueSink(_Publisher, DataSourceStreamArrowWriter):
         return self._stage(query, int(batch), iterator)
 
 
-class QueueWriter(_Publisher, DataSourceArrowWriter):
+class QueueWriter(_Publisher, datasource.DataSourceArrowWriter):
     """Publishes a DataFrame."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
