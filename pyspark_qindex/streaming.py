@@ -14,26 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming import datasource
 
 from journal.errors import UsageError
 from journal.fs.files import FileSystem
 from pyspark_qindex.options import Places, ReadOptions, flatten
 from pyspark_qindex.planning import FailedStore, group, parts_of_stores
+from pyspark_qindex.reading import read_queues
 from pyspark_qindex.reading.read_parts import Parts, PartsReader
-from pyspark_qindex.reading.read_queues import (
-    SHIPPED_BYTES,
-    QueuePart,
-    carried,
-    narrowed,
-    queue_parts,
-    split,
-)
 from pyspark_qindex.reading.read_rocket import LogPart, end_of_log, look_at, lost_file, open_log
 from pyspark_qindex.stores import QUEUES, ROCKET, Store, local_store
 from qindex.view.arrow import plain_text
@@ -55,7 +43,7 @@ _Heads = dict[str, tuple[object, int]]
 class _Queue:
     """A queue as it is now."""
 
-    part: QueuePart
+    part: read_queues.QueuePart
     heads: _Heads
 
     @property
@@ -81,10 +69,13 @@ class _Queue:
             return before[1]
         head = part.head
         if last is not None and head == (last + 1) * part.entry_count:
-            # The journal has no publish: the last segment tells.
-            view = part.view()
-            entries = [] if view is None else view.entries(last)
-            head = max((int(one.seqs.max()) + 1 for one in entries if len(one.seqs)), default=0)
+            # The journal has no publish: the last segment tells that is not all damage.
+            head, view = 0, part.view()
+            for number in reversed(part.numbers):
+                entries = [] if view is None else view.entries(number)
+                head = max((int(one.seqs.max()) + 1 for one in entries if len(one.seqs)), default=0)
+                if head:
+                    break
         head = max(head, before[1])
         self.heads[self.name] = (token, head)
         return head
@@ -99,7 +90,8 @@ class _Queue:
         numbers = tuple(one for one in self.part.numbers if first <= one <= last)
         if not numbers:
             return []
-        return split(replace(narrowed(self.part, numbers), low=low, high=high), _TASK_BYTES)
+        part = read_queues.narrowed(self.part, numbers)
+        return read_queues.split(replace(part, low=low, high=high), _TASK_BYTES)
 
 
 @dataclass(slots=True)
@@ -157,7 +149,7 @@ class _Log:
         return found
 
 
-class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class Stream(PartsReader, DataSourceStreamReader, datasource.SupportsTriggerAvailableNow):
     """One query's look at its queues, or logs, in a Python process beside the driver. It keeps
     nothing for a batch, and holds nothing open."""
 
@@ -172,13 +164,13 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Look at the queues, which are pinned, or at the logs as they are now."""
         stores: set[str] = set()
         found: dict[tuple[str, str], _Queue | _Log] = {}
-        shipped = [SHIPPED_BYTES]
+        shipped = [read_queues.SHIPPED_BYTES]
 
         def queues(store: Store, fs: FileSystem, options: ReadOptions) -> list[FailedStore]:
             stores.add(store.url)
             heads = self._heads.setdefault(store.url, {})
-            for part in queue_parts(store, fs, options, shipped):
-                if isinstance(part, QueuePart):
+            for part in read_queues.queue_parts(store, fs, options, shipped):
+                if isinstance(part, read_queues.QueuePart):
                     queue = _Queue(part, heads)
                     found[store.url, queue.name] = queue
             return []
@@ -207,10 +199,10 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_start(starting, self._stores, first)
         return unflatten(first | starting)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> datasource.ReadLimit:
         """``maxMessagesPerBatch``."""
         most = self.options.most_in_batch
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        return datasource.ReadAllAvailable() if most is None else datasource.ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where they end, or the option ``endingPosition``: this run goes no further."""
@@ -218,7 +210,9 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None:
             self._target = {at: one.end(0) for at, one in self._look().items()}
 
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
+    def latestOffset(
+        self, start: dict[str, object], limit: datasource.ReadLimit
+    ) -> dict[str, object]:
         """Where the next batch ends. Places of what is not there are kept: it may come back."""
         places, ends = flatten(start), {}
         found = self._look()
@@ -232,7 +226,7 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 places[at] = low = max(place, min(one.first, stop))
                 if low < stop:
                     ends[at] = stop
-        if not isinstance(limit, ReadMaxRows):
+        if not isinstance(limit, datasource.ReadMaxRows):
             return unflatten(places | ends)
         # Of a log, bytes: no record is smaller than one.
         waiting = {at: stop - places[at] for at, stop in ends.items()}
@@ -252,7 +246,7 @@ class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 parts += seen[at].parts(low, high)
             elif low < high and at[0] not in self._stores:  # else the queue was deleted
                 raise local_store(at[0]).not_here(at[0])
-        return [Parts(task) for task in group(carried(parts), self.options.partitions)]
+        return [Parts(task) for task in group(read_queues.carried(parts), self.options.partitions)]
 
 
 def unflatten(places: Places) -> dict[str, object]:

@@ -23,6 +23,7 @@ from pyspark_qindex import explain
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
 from pyspark_qindex.streaming import Stream, _Queue
 from qindex.view.reader import StoreReader
+from tests.spark.faults import FAULTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -192,6 +193,13 @@ def test_available_now_goes_no_further(tmp_path: Path) -> None:
         stream = stream_of(tmp_path, endingPosition=json.dumps({str(tmp_path): {"q": 15}}))
         stream.prepareForTriggerAvailableNow()
         assert stream.latestOffset(end, ReadAllAvailable()) == {str(tmp_path): {"q": 15}}
+
+
+def test_a_stream_goes_to_the_last_message_before_damage(tmp_path: Path) -> None:
+    FAULTS["seq_id_from_nowhere"].make(tmp_path)
+    ends = stream_of(tmp_path, startingPosition="latest").initialOffset()
+    FAULTS["seq_id_from_nowhere"].plant(tmp_path)
+    assert stream_of(tmp_path, startingPosition="latest").initialOffset() == ends
 
 
 def test_where_a_stream_of_a_log_starts_and_ends(tmp_path: Path) -> None:
