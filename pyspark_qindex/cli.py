@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 import socket
@@ -117,7 +118,8 @@ def pipeline_command(
     from pyspark_qindex.jobs.results import JobOptions, claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
 
-    wanted, given = ("--html", html) if job == "report" else ("--out", out)
+    wanted = {"report": "--html", "ingest": "--to"}.get(job, "--out")
+    given = html if job == "report" else out
     if given is None or (out is None) == (html is None):
         raise UsageError(f"{job} needs {wanted}, and nothing else to write to")
     if not all([*paths, given]):
@@ -239,6 +241,7 @@ def _without_chatter() -> Iterator[None]:
         return
     before = sys.stderr
     before.flush()
+    logging.disable()  # pyspark logs some errors, with all that Java says
     saved = os.dup(2)
     try:
         with (
@@ -255,6 +258,7 @@ def _without_chatter() -> Iterator[None]:
                 os.dup2(saved, 2)
     finally:
         os.close(saved)
+        logging.disable(logging.NOTSET)
 
 
 @contextlib.contextmanager
@@ -345,7 +349,7 @@ def _print(
     figures = ", ".join(f"{name} {_text(value)}" for name, value in outcome.summary.items())
     print_line(f"{job}: {figures}")
     for note in outcome.notes:
-        print_line(note)
+        print_line(printable(note))
     if outcome.tables:
         print_line(f"results: {page}")
 

@@ -20,7 +20,9 @@ _MISSING: Final = re.compile(
     "|fsspec|msgpack|numpy|pandas|pyarrow|sortedcontainers|xxhash)\\b"
 )
 """What the extra ``spark`` installs, and one of Spark's processes did not find."""
-_ERROR_CLASS: Final = re.compile(r"^\[([A-Z_0-9.]+)\] ")
+_NOISE: Final = re.compile(
+    r"^(?:\[[A-Z_0-9.]+\] |Query \[.*?\] terminated with exception: )+|(?: SQLSTATE: \w{5})+;?$"
+)
 _LONGEST: Final = 2000
 
 
@@ -55,12 +57,16 @@ def explain(error: BaseException) -> str:
             "of a Spark Connect server, needs pip install qindex[spark]"
         )
     if _JAVA.search(text) is None and "\n" not in text.strip():
-        return one_line(_ERROR_CLASS.sub("", text) or type(error).__name__)
+        said = _NOISE.sub("", text.strip()) or type(error).__name__
+        while (below := getattr(error, "_cause", None)) is not None:
+            error = below
+        why = str(error).split("\n")[0]
+        return one_line(said if why in text or said in why else f"{said} {why}")
     python = [found for found in _PYTHON.findall(text) if not found[0].startswith("Py4J")]
     if python:
         return one_line(f"{python[-1][0]}: {python[-1][1]}")
     java = _JAVA.search(text)
-    return one_line(java.group(1) if java else _ERROR_CLASS.sub("", text.strip().split("\n")[0]))
+    return one_line(java.group(1) if java else _NOISE.sub("", text.strip().split("\n")[0]))
 
 
 def one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -17,9 +18,10 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 from pyarrow.parquet import read_table, write_table
+from pyspark.logger import PySparkLogger
 
 import qindex
-from pyspark_qindex.cli import JOB_NAMES, all_jobs
+from pyspark_qindex.cli import JOB_NAMES, _without_chatter, all_jobs
 from qindex.format import layout
 from tests.cli.support import Result, run
 from tests.spark.faults import FAULTS
@@ -223,6 +225,13 @@ def test_without_java(tmp_path: Path) -> None:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("qindex: Spark needs Java 17 or newer")
+
+
+def test_what_pyspark_logs_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    with _without_chatter():
+        PySparkLogger("DataFrameQueryContextLogger").error("a page")
+        logging.getLogger("others").error("a page")
+    assert capfd.readouterr().err == ""
 
 
 def test_the_command_needs_no_spark_to_be_named() -> None:

@@ -474,7 +474,13 @@ def test_explain() -> None:
     assert explain(RuntimeError(no_package)) == no_package
     java_only = "An error.\njava.io.IOException: No space left on device\n\tat java.Foo.bar(Foo)"
     assert explain(RuntimeError(java_only)) == "No space left on device"
-    assert explain(RuntimeError("[UNRESOLVED] no column x")) == "no column x"
+    assert explain(RuntimeError("[UNRESOLVED] no column x SQLSTATE: 42704")) == "no column x"
+    failed = RuntimeError(
+        "[A] Query [id = 1, runId = 2] terminated with exception: [B] can't write."
+    )
+    failed._cause = RuntimeError("[B] can't write.")  # type: ignore[attr-defined]
+    failed._cause._cause = OSError("No space left on device")  # type: ignore[attr-defined]
+    assert explain(failed) == "can't write. No space left on device"
     wrapped = RuntimeError("wrapped")
     wrapped.__cause__ = NotAStoreError("/y: is a file")
     assert explain(wrapped) == "/y: is a file"
