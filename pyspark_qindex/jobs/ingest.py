@@ -16,36 +16,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql import types as t
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
 
-from journal.errors import DamageError, UsageError, storage_errors
+from journal.errors import StoreError, UsageError, storage_errors
 from journal.fs.files import REAL, names_in, read_file, read_optional, replace_file
 from journal.locks.directory_lock import DirectoryLock
-from journal.schema import ListOf, Record, Row, Text, check
+from journal.schema import ListOf, Record, Row, Shape, Text, check
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.jobs.fleet import find_fleet, store_names, together
 from pyspark_qindex.jobs.results import JobOptions, Outcome
 from pyspark_qindex.local_session import read
 from pyspark_qindex.sources import check_stream
+from pyspark_qindex.stores import Store
+from qindex.recovery.store_directory import find_marker
 
 _OURS: Final = "lake."
 _STATE: Final = f"{_OURS}json"
@@ -79,13 +75,20 @@ _FORMATS: Final[dict[str, tuple[str, dict[str, str]]]] = {
 """For each format the pyspark that can write it, where that is one version, and settings."""
 _SAMPLED_STORES: Final = 16
 _SAMPLED_BODIES: Final = 1000
-"""Bodies of a store that a schema is inferred from, each of at most so many bytes:"""
+"""Bodies of a store that a schema is inferred from, each of at most so many bytes, and levels:"""
 _SAMPLED_BYTES: Final = 1 << 16
+_SAMPLED_LEVELS: Final = 64
+"""Spark hangs, or fails after its schema was kept, where types are nested in some 200 levels."""
+_TIMES: Final = (t.DateType, t.TimestampType, t.TimestampNTZType)
+_SIMPLE: Final = (t.BinaryType, t.BooleanType, t.NumericType, t.StringType, t.VariantType, *_TIMES)
+"""What Spark makes of JSON and writes to a table."""
 _TEXT: Final = Text(1 << 20, 1)
+_DDL: Final = Shape("a text", lambda value: isinstance(value, str))
+"""Names of fields may hold what those of files may not."""
 _KEPT: Final = Record(
     {
         "format": _TEXT,
-        "schemas": Record({}, {"messages": _TEXT, "records": _TEXT}),
+        "schemas": Record({}, {"messages": _DDL, "records": _DDL}),
         "stores": ListOf(Row((_TEXT, _TEXT))),
     }
 )
@@ -119,8 +122,10 @@ _KINDS: Final = {
         ("store", "offset", "time"),
         "timestamp_millis(store_timestamp)",
         ("store_timestamp", "sys_flag"),
-        # Not what an open or undone transaction has put there.
-        "topic is null or (sys_flag & 12) in (0, 8)",
+        # Neither what an open or undone transaction has put there, nor what the broker puts once
+        # more, into its topic, when it is due or committed.
+        "topic is null or (sys_flag & 12) in (0, 8) and topic != 'SCHEDULE_TOPIC_XXXX' "
+        "and not startswith(upper(topic), 'RMQ_SYS_')",
     ),
 }
 
@@ -149,7 +154,7 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
     Raises :class:`UsageError`, before any table is written, for a schema that changes a column's
     type, a lake of another format, and a table without its checkpoint or the reverse.
     """
-    fleet = find_fleet(options.paths)
+    fleet, unread = _readable(find_fleet(options.paths))
     urls = {
         "messages": [one.url for one in fleet if not one.is_rocket],
         "records": [one.url for one in fleet if one.is_rocket],
@@ -161,12 +166,12 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
             for name in tables:
                 for table in (name, name + _BAD):
                     _check_checkpoint(options, table)
-        notes = state.name_stores([one.url for one in fleet])
+        notes = unread + state.name_stores([one.url for one in fleet])
         for name in tables:
             notes += state.choose_schema(spark, name, urls[name], options.schema)
         state.save()
         runs = [_Run(spark, options, state, name, urls[name]) for name in tables]
-        counts = (_merge_all if options.format == "iceberg" else _stream_all)(runs)
+        counts = (_merge_all if options.format == "iceberg" else _stream_all)(runs) if runs else {}
     for name in tables:
         if counts[name]["unknown"]:
             notes.append(
@@ -176,7 +181,20 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
     good = sum(counts[name]["rows"] for name in tables)
     bad = sum(counts[name + _BAD]["rows"] for name in tables)
     figures = {"stores": len(fleet), "messages": good, "bad": bad}
-    return Outcome(figures, {}, found=bad > 0, notes=notes)
+    return Outcome(figures, {}, found=bad > 0 or bool(unread), notes=notes)
+
+
+def _readable(fleet: list[Store]) -> tuple[list[Store], list[str]]:
+    """Return the stores whose marker can be read, and notes of the others."""
+    found, notes = [], []
+    for one in fleet:
+        try:
+            if not one.is_rocket:
+                find_marker(one.file_system(), one.path)
+            found.append(one)
+        except StoreError as error:
+            notes.append(f"left out: {error}")
+    return found, notes
 
 
 @contextmanager
@@ -214,7 +232,7 @@ class _State:
             kept = json.loads(data)
             check(kept, _KEPT)
         except (ValueError, RecursionError) as error:
-            raise DamageError(path, 0, f"what a lake keeps: {error}") from error
+            raise UsageError(f"{path}: restore it, it is not as it was written: {error}") from error
         if kept["format"] != options.format:
             raise UsageError(f"{lake}: its tables are {kept['format']}, not {options.format}")
         return cls(path, options.format, kept["schemas"], dict(kept["stores"]))
@@ -227,8 +245,8 @@ class _State:
         replace_file(REAL, self.path, data + b"\n")
 
     def name_stores(self, urls: list[str]) -> list[str]:
-        """Name each new store for good; return notes of stores that are gone."""
-        notes = [f"no longer there: {url}" for url in sorted({*self.stores} - {*urls})]
+        """Name each new store for good; return notes of stores that this run lacks."""
+        notes = [f"not found: {url}" for url in sorted({*self.stores} - {*urls})]
         self.stores = store_names([*self.stores, *urls], self.stores)
         return notes
 
@@ -244,22 +262,25 @@ class _State:
             given = _inferred(spark, table, urls)
         else:
             return []
-        merged = add_columns(kept or StructType(), given)
+        try:
+            merged = add_columns(kept or t.StructType(), given)
+        except UsageError as error:
+            raise error if ddl else UsageError(f"{table}: {error}: give --schema") from error
         self.schemas[table] = merged.toDDL()
         return [] if merged == kept else [f"{table}: schema {self.schemas[table]}"]
 
 
-def _struct(ddl: str) -> StructType:
+def _struct(ddl: str) -> t.StructType:
     try:
-        found = StructType.fromDDL(ddl)
+        found = t.StructType.fromDDL(ddl)
     except PySparkException as error:
         raise UsageError(f"--schema {ddl!r}: {one_line(str(error))}") from error
-    if not isinstance(found, StructType):
-        raise UsageError(f"--schema {ddl!r}: is one type: columns with names and types are needed")
+    if not isinstance(found, t.StructType) or not found.names:
+        raise UsageError(f"--schema {ddl!r}: columns with names and types are needed")
     return found
 
 
-def _inferred(spark: SparkSession, table: str, urls: list[str]) -> StructType:
+def _inferred(spark: SparkSession, table: str, urls: list[str]) -> t.StructType:
     some = urls[:: -(-len(urls) // _SAMPLED_STORES)]
     source = _KINDS[table].source
     short = f"octet_length(body) <= {_SAMPLED_BYTES}"
@@ -269,7 +290,9 @@ def _inferred(spark: SparkSession, table: str, urls: list[str]) -> StructType:
     ]
     bodies = [bytes(row[0]) for row in together(frames).collect()]
     texts = [text for text in map(_object, bodies) if text]
-    found = spark.read.json(spark.sparkContext.parallelize(texts, 1)).schema
+    # A message with a field `_corrupt_record` would end the run.
+    options = {"mode": "DROPMALFORMED", "columnNameOfCorruptRecord": secrets.token_hex()}
+    found = spark.read.options(**options).json(spark.sparkContext.parallelize(texts, 1)).schema
     if not found.fields:
         raise UsageError(
             f"{table}: none of {len(bodies)} messages is a JSON object with fields: give --schema"
@@ -278,15 +301,17 @@ def _inferred(spark: SparkSession, table: str, urls: list[str]) -> StructType:
 
 
 def _object(body: bytes) -> str:
-    """Return the text of a JSON object, and of nothing else."""
+    """Return the text of a JSON object that is not nested too deeply, and of nothing else."""
     try:
         text = body.decode()
-        return text if isinstance(json.loads(text), dict) else ""
+        levels = accumulate(1 if one in "[{" else -1 for one in re.findall(r"[\[\]{}]", text))
+        flat = max(levels, default=0) <= _SAMPLED_LEVELS
+        return text if flat and isinstance(json.loads(text), dict) else ""
     except (ValueError, RecursionError):
         return ""
 
 
-def add_columns(kept: StructType, given: StructType, above: str = "") -> StructType:
+def add_columns(kept: t.StructType, given: t.StructType, above: str = "") -> t.StructType:
     """Return the ``kept`` columns and those that are new in ``given``. Raises :class:`UsageError`
     for a changed type, and for two names that differ in case alone, which tables can't hold."""
     fields = {one.name: one.dataType for one in kept.fields}
@@ -300,22 +325,26 @@ def add_columns(kept: StructType, given: StructType, above: str = "") -> StructT
             raise UsageError(
                 f"column {above + name} comes twice: names may not differ in case alone"
             )
-    return StructType([StructField(name, kind) for name, kind in fields.items()])
+    return t.StructType([t.StructField(name, kind) for name, kind in fields.items()])
 
 
-def _widened(kept: DataType | None, given: DataType, place: str) -> DataType:
-    if isinstance(given, StructType) and isinstance(kept, StructType | None):
-        return add_columns(kept or StructType(), given, f"{place}.")
-    if isinstance(given, ArrayType) and isinstance(kept, ArrayType | None):
-        return ArrayType(_widened(kept and kept.elementType, given.elementType, f"{place}[]"))
-    if isinstance(given, MapType) and isinstance(kept, MapType | None):
-        key = given.keyType if kept is None else _widened(kept.keyType, given.keyType, place)
-        return MapType(key, _widened(kept and kept.valueType, given.valueType, f"{place}[]"))
+def _widened(kept: t.DataType | None, given: t.DataType, place: str) -> t.DataType:
+    if isinstance(given, t.StructType) and given.names and isinstance(kept, t.StructType | None):
+        return add_columns(kept or t.StructType(), given, f"{place}.")
+    if isinstance(given, t.ArrayType) and isinstance(kept, t.ArrayType | None):
+        return t.ArrayType(_widened(kept and kept.elementType, given.elementType, f"{place}[]"))
+    if isinstance(given, t.MapType) and isinstance(kept, t.MapType | None):
+        key = _widened(kept and kept.keyType, given.keyType, place)
+        found = t.MapType(key, _widened(kept and kept.valueType, given.valueType, f"{place}[]"))
+        if isinstance(key, t.StringType):
+            return found
     if kept is not None and kept != given:
         raise UsageError(
             f"column {place} is {kept.simpleString()}, not {given.simpleString()}: "
             "a column's type can't be changed"
         )
+    if not isinstance(given, _SIMPLE):
+        raise UsageError(f"column {place}: JSON can't be read as {given.simpleString()}")
     return given
 
 
@@ -402,7 +431,7 @@ class _Run:
         laid_out = rows.select(day, "store", *_KINDS[self.name].kept, "time", *columns)
         return _Table(name, laid_out, seen)
 
-    def _schema(self) -> StructType:
+    def _schema(self) -> t.StructType:
         return _struct(self.state.schemas[self.name])
 
     def _rows(self, until: str = "") -> DataFrame:
@@ -413,8 +442,8 @@ class _Run:
         # array with a last element that no publisher can guess, the parser gets to that element
         # only if the text before it is exactly one value.
         mark = f"mark_{secrets.token_hex(8)}"
-        element = StructType([*self._schema().fields, StructField(mark, BooleanType())])
-        outer = [StructField(mark, ArrayType(element)), StructField(_CORRUPT, StringType())]
+        element = t.StructType([*self._schema().fields, t.StructField(mark, t.BooleanType())])
+        outer = [t.StructField(mark, t.ArrayType(element)), t.StructField(_CORRUPT, t.StringType())]
         wrapped = f.concat(f.lit(f'{{"{mark}":['), text, f.lit(f',{{"{mark}":true}}]}}'))
         options = {"columnNameOfCorruptRecord": _CORRUPT}
         values = f.col("parsed").getField(mark)
@@ -428,7 +457,7 @@ class _Run:
         single = f.json_array_length(f.concat(f.lit("["), text, f.lit(",0]"))) == 2
         return (
             rows.withColumn("text", f.try_validate_utf8(f.col("body").cast("string")))
-            .withColumn("parsed", f.from_json(wrapped, StructType(outer), options))
+            .withColumn("parsed", f.from_json(wrapped, t.StructType(outer), options))
             .withColumn("time", f.expr(_KINDS[self.name].time))
             .withColumn("data", data.dropFields(mark))
             .withColumn(
@@ -546,13 +575,13 @@ def _merge_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
     return counts
 
 
-def _missing(old: DataType, new: DataType, above: str = "") -> Iterator[tuple[str, DataType]]:
+def _missing(old: t.DataType, new: t.DataType, above: str = "") -> Iterator[tuple[str, t.DataType]]:
     """Yield the columns of ``new`` that ``old`` lacks, by their paths."""
-    if isinstance(old, ArrayType) and isinstance(new, ArrayType):
+    if isinstance(old, t.ArrayType) and isinstance(new, t.ArrayType):
         yield from _missing(old.elementType, new.elementType, f"{above}element.")
-    if isinstance(old, MapType) and isinstance(new, MapType):
+    if isinstance(old, t.MapType) and isinstance(new, t.MapType):
         yield from _missing(old.valueType, new.valueType, f"{above}value.")
-    if isinstance(old, StructType) and isinstance(new, StructType):
+    if isinstance(old, t.StructType) and isinstance(new, t.StructType):
         for one in new.fields:
             place = f"{above}`{one.name.replace('`', '``')}`"
             if one.name in old.names:
