@@ -127,8 +127,8 @@ def pipeline_command(
     # What can be wrong without Spark is said before it starts, which takes seconds.
     out, page = local_path(given, wanted), ""
     if job == "report":
-        if os.path.isdir(out):
-            raise UsageError(f"--html {out}: is a directory")
+        if os.path.exists(out) and not os.path.isfile(out):  # a device would be replaced, too
+            raise UsageError(f"--html {out}: is not a regular file")
         out, page = data_directory(out), out
     paths = [path if "://" in path else os.path.abspath(os.path.expanduser(path)) for path in paths]
     if job == "import":

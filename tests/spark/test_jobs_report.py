@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from html import escape
@@ -95,17 +96,20 @@ def test_two_reports(tmp_path: Path) -> None:
 def test_wrong_use(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "s", background=False):
         pass
+    os.mkfifo(tmp_path / "pipe")
     for wrong, complaint in (
         (("report", "--out", tmp_path / "o"), "report needs --html"),
         (("report", "--html", tmp_path / "h", "--out", tmp_path / "o"), "report needs --html"),
         (("stats", "--html", tmp_path / "h"), "stats needs --out"),
-        (("report", "--html", tmp_path), "is a directory"),
+        (("report", "--html", tmp_path), "is not a regular file"),
+        (("report", "--html", tmp_path / "pipe"), "is not a regular file"),
         (("report", "--html", ""), "a path is empty"),
     ):
         result = run("pipeline", wrong[0], tmp_path / "s", *wrong[1:])
         assert (result.code, len(result.complaints)) == (2, 1), result
         assert complaint in result.complaints[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    assert {path.name for path in tmp_path.iterdir()} == {"s", "pipe"}
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_times_that_no_calendar_has() -> None:
