@@ -112,9 +112,6 @@ def audit(
     by = ("store", "cause", "kind")
     kinds = found.groupBy(*by).agg(f.sum("number").alias("number"))
 
-    def finish() -> None:
-        rows.unpersist()
-
     return Outcome(
         {
             "stores": len(fleet),
@@ -130,7 +127,7 @@ def audit(
         shown="findings" if sum(row[2] for row in causes) <= _FEW else "kinds",
         plots=[Plot("Findings by store and kind", "kinds", "bars", ("store", "kind"), "number")],
         found="damage" in by_cause,
-        finish=finish,
+        kept=[rows],
     )
 
 

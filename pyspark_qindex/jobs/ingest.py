@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
@@ -160,7 +160,11 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
         "records": [one.url for one in fleet if one.is_rocket],
     }
     tables = [name for name in _KINDS if urls[name]]
-    with _locked(options.out):
+    with storage_errors(options.out, "can't be written to"):
+        os.makedirs(options.out, 0o700, exist_ok=True)
+        lock = DirectoryLock(REAL, os.path.join(options.out, _LOCK))
+    with ExitStack() as stack:
+        stack.callback(lock.release)
         state = _State.of(options)
         if options.format != "iceberg":
             for name in tables:
@@ -195,17 +199,6 @@ def _readable(fleet: list[Store]) -> tuple[list[Store], list[str]]:
         except StoreError as error:
             notes.append(f"left out: {error}")
     return found, notes
-
-
-@contextmanager
-def _locked(lake: str) -> Iterator[None]:
-    with storage_errors(lake, "can't be written to"):
-        os.makedirs(lake, 0o700, exist_ok=True)
-        lock = DirectoryLock(REAL, os.path.join(lake, _LOCK))
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @dataclass(slots=True)

@@ -132,10 +132,6 @@ def _outcome(moves: DataFrame, left: DataFrame, targets: dict[str, str]) -> Outc
     damaged = any(row["reason"] == "damaged" for row in rows)
     damaged |= left.where(f.col("what") == _DAMAGED).count() > 0
 
-    def finish() -> None:
-        moves.unpersist()
-        left.unpersist()
-
     in_order = left.orderBy("store", "queue", "what", "seq_id")
     return Outcome(
         summary,
@@ -147,7 +143,7 @@ def _outcome(moves: DataFrame, left: DataFrame, targets: dict[str, str]) -> Outc
         shown="report",
         plots=[Plot("Messages", "report", "bars", by, "messages")],
         found=damaged,
-        finish=finish,
+        kept=[moves, left],
         targets=targets,
     )
 

@@ -22,7 +22,6 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from journal.fs.files import REAL, replace_file
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.jobs.stats import stats
@@ -101,14 +100,8 @@ def report(spark: SparkSession, options: JobOptions) -> Outcome:
         plots.insert(4, Plot("Garbage by file", "files", "bars", ("store", "file"), "garbage", 20))
     if "lag" in held.tables:
         tables["lag"] = Table(held["lag"].orderBy(f.desc("behind")), title="Consumer groups")
-
-    def finish() -> None:
-        replace_file(REAL, html, Path(out, "index.html").read_bytes())
-        queues.unpersist()
-        held.finish()
-        audited.finish()
-
-    return Outcome(summary, tables, "changed", plots, audited.found, notes, finish)
+    kept = [queues, *held.kept, *audited.kept]
+    return Outcome(summary, tables, "changed", plots, audited.found, notes, kept, page=html)
 
 
 def _history(html: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -26,7 +26,7 @@ from pyarrow.parquet import ParquetFile
 from pyspark.sql import DataFrame
 
 from journal.errors import StorageError, UsageError
-from journal.fs.files import open_private
+from journal.fs.files import REAL, open_private, replace_file
 from journal.shown import printable
 from pyspark_qindex.jobs.fleet import store_names
 from qindex.cli.tables import human_size
@@ -99,9 +99,9 @@ class Table:
 @dataclass(slots=True)
 class Outcome:
     """``summary``: figures by name. ``shown``: the table that a terminal shows. ``found``: whether
-    damage or differences were found (exit status 1). ``notes``: lines for people. ``finish``:
-    lets Spark forget rows that it keeps. ``targets``: the stores that were made, by the one they
-    are from."""
+    damage or differences were found (exit status 1). ``notes``: lines for people. ``kept``: rows
+    that Spark keeps. ``targets``: the stores that were made, by the one they are from. ``page``: a
+    file that gets the page, too, in the end."""
 
     summary: dict[str, Any]
     tables: dict[str, Table]
@@ -109,12 +109,18 @@ class Outcome:
     plots: Sequence[Plot] = ()
     found: bool = False
     notes: list[str] = field(default_factory=list)
-    finish: Callable[[], None] = lambda: None
+    kept: Sequence[DataFrame] = ()
     targets: dict[str, str] = field(default_factory=dict)
+    page: str = ""
 
     def __getitem__(self, name: str) -> DataFrame:
         """Return the rows of a table."""
         return self.tables[name].rows
+
+    def finish(self) -> None:
+        """Let Spark forget the rows that it keeps."""
+        for one in self.kept:
+            one.unpersist()
 
 
 def render_page(job: str, outcome: Outcome, shown: Mapping[str, Rows], most: int) -> str:
@@ -276,8 +282,11 @@ def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[
         with open_private(os.path.join(directory, "summary.json")) as file:
             json.dump(summary, file, indent=2, ensure_ascii=False)
             file.write("\n")
+        page = render_page(job, outcome, shown, _ROWS_ON_PAGE)
         with open_private(os.path.join(directory, "index.html")) as file:
-            file.write(render_page(job, outcome, shown, _ROWS_ON_PAGE))
+            file.write(page)
+        if outcome.page:
+            replace_file(REAL, outcome.page, page.encode())
     except OSError as error:
         raise StorageError(error.filename or directory, "can't be written", error) from error
     return shown

@@ -107,11 +107,7 @@ def stats(
         *plots,
     ]
 
-    def finish() -> None:
-        for one in kept:
-            one.unpersist()
-
-    return Outcome(summary, tables, "queues", plots, summary["damaged"] > 0, finish=finish)
+    return Outcome(summary, tables, "queues", plots, summary["damaged"] > 0, kept=kept)
 
 
 def common(messages: DataFrame) -> DataFrame:
