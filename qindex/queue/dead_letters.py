@@ -397,6 +397,8 @@ class DeadLetters:
             for seq in seqs if in_use else ():
                 segment = index.segment_of(seq)
                 stored += index.stored_ids(segment, np.array([seq - segment.base]))
+            if state.later is not None:
+                state.later.forget(seqs)
             index.drop(np.array(seqs, np.int64))
             for seq in seqs:
                 state.noted.pop(seq, None)

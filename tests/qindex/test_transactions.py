@@ -207,13 +207,14 @@ def test_a_delay_counts_from_the_publish(tmp_path: Path) -> None:
         assert queue.stats().delayed == 1
         with pytest.raises(FailedError), engine.transaction() as tx:
             tx.publish(queue, b"never", delay=1e6)
+            killed = copy_live(store, tmp_path / "killed")
             raise FailedError
-        killed = copy_live(store, tmp_path / "killed")
     for directory in (store, killed):
         with open_quietly(directory) as engine:
             queue = engine.queue("q")
             assert (queue.stats().delayed, len(queue)) == (1, 0)
             assert queue.cancel(seq)
+            assert queue.stats().delayed == 0
 
 
 def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:

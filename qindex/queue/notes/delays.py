@@ -201,6 +201,14 @@ class DueTimes:
                 self._state.note(seq).due = key >> SHIFT
         self._index.release(seq)
 
+    def forget(self, seqs: Iterable[int]) -> None:
+        """Forget messages that are about to be dropped. O(delayed messages), if any of them is
+        delayed."""
+        held = {seq for seq in seqs if self._is_held(seq)}
+        if held:
+            self._waiting = [key for key in self._waiting if key & SEQ not in held]
+            heapify(self._waiting)
+
     def clear(self) -> None:
         """Forget all messages but those with consumers: the queue was purged."""
         self._waiting, self._due, self._gone = [], [], 0
