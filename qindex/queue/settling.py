@@ -257,7 +257,7 @@ class Settler:
             index.ahead.unread(seq_id)
             self.letters.reader.drop(seq_id, entry)
             if later is not None and entry.message is not None:
-                later.cancelled(due_of(entry.message.headers))
+                later.cancelled(seq_id, due_of(entry.message.headers))
             self._flusher.tick(waits)
         if waits and state.sync_each:
             state.sync_journal()

@@ -191,7 +191,7 @@ def test_a_lease_that_ends_backs_off(tmp_path: Path) -> None:
 
 
 def test_cancel(tmp_path: Path) -> None:
-    with qindex.open(tmp_path) as engine:
+    with qindex.open(tmp_path, segment_entry_count=4) as engine:
         queue = engine.queue("q")
         late = queue.publish(b"late", delay=YEAR)
         stored = queue.publish(b"s" * 50_000, delay=YEAR)
@@ -211,8 +211,15 @@ def test_cancel(tmp_path: Path) -> None:
         assert not queue.cancel(99)
         with pytest.raises(qindex.UsageError, match="a seq_id is an int"):
             queue.cancel("x")  # type: ignore[arg-type]
+        last = queue.publish(b"last", delay=YEAR)
+        queue.cancel(queue.publish(b"not read again", delay=YEAR))
+        queue.publish_many([b""] * 4)
+        queue.flush()
+        engine._roster.put_to_rest(queue._parts)
     with qindex.open(tmp_path) as engine:
-        assert engine.queue("q").stats().messages == 1
+        queue = engine.queue("q")
+        assert (queue.stats().messages, queue.stats().delayed) == (6, 2)
+        assert queue.cancel(last)
     assert not damage_of(tmp_path)
 
 

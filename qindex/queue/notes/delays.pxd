@@ -9,8 +9,7 @@ cdef class DueTimes:
     cdef object __weakref__
     cdef public object _state, _file
     cdef public list _waiting, _due, _unnoted
-    cdef public set _noted
-    cdef public Py_ssize_t _gone
+    cdef public set _gone, _noted
     cdef public int64_t _now, _alarm_at
     cdef QueueIndex _index
 

@@ -135,8 +135,8 @@ class DueTimes:
         # Heaps of keys. One whose message is gone stays until its time.
         self._waiting: list[int] = []
         self._due: list[int] = []
-        # How many in _waiting are gone.
-        self._gone = 0
+        # Messages that are gone, and have a key in _waiting.
+        self._gone: set[int] = set()
         # Published with a delay, and not yet in the file.
         self._unnoted: list[int] = []
         # Messages that have a later due time in the file.
@@ -148,14 +148,13 @@ class DueTimes:
 
     def __len__(self) -> int:
         """Messages that are not due yet."""
-        return len(self._waiting) - self._gone
+        return len(self._waiting) - len(self._gone)
 
     def next_due(self) -> int | None:
         """Return when the next message is due, in microseconds since 1970, or None."""
         waiting = self._waiting
-        while waiting and self._gone and not self._is_held(waiting[0] & SEQ):
-            heappop(waiting)
-            self._gone -= 1
+        while waiting and waiting[0] & SEQ in self._gone:
+            self._gone.remove(heappop(waiting) & SEQ)
         return waiting[0] >> SHIFT if waiting else None
 
     def _is_held(self, seq: int) -> bool:
@@ -183,11 +182,11 @@ class DueTimes:
         for seq in seqs:
             self.hold(seq, due)
 
-    def cancelled(self, due: int) -> None:
+    def cancelled(self, seq: int, due: int) -> None:
         """Take note that a message, which was published with this due time, was dropped before it
         was delivered."""
         if due > self._now:
-            self._gone += 1
+            self._gone.add(seq)
 
     def take(self, seq: int) -> None:
         """Let a delayed message be delivered before it is due. O(delayed messages)."""
@@ -211,7 +210,7 @@ class DueTimes:
 
     def clear(self) -> None:
         """Forget all messages but those with consumers: the queue was purged."""
-        self._waiting, self._due, self._gone = [], [], 0
+        self._waiting, self._due, self._gone = [], [], set()
         self._forget_unnoted()
 
     # -- due ------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ class DueTimes:
             if self._is_held(key & SEQ):
                 heappush(self._due, key)
             else:
-                self._gone -= 1
+                self._gone.discard(key & SEQ)
         return before - len(waiting)
 
     def first_due(self) -> int:
@@ -334,7 +333,9 @@ class DueTimes:
     def _rewrite(self, *, closed: bool = False) -> None:
         noted = self._state.noted.items()
         out = [make_key(note.due, seq) for seq, note in noted if note.due]
-        dues, seqs = _split(self._waiting + self._due + out)
+        # What is gone is left out by its key: its segment may not be in memory.
+        waiting = (key for key in self._waiting if key & SEQ not in self._gone)
+        dues, seqs = _split([*waiting, *self._due, *out])
         there = self._index.are_there(seqs)
         self._file.rewrite(seqs[there], dues[there], closed=closed)
         self._forget_unnoted()
@@ -345,7 +346,7 @@ class DueTimes:
         """Take over what the file and the messages say. Raises :class:`StorageError`."""
         index = self._index
         found, closed = self._file.read()
-        self._waiting, self._due, self._gone = [], [], 0
+        self._waiting, self._due, self._gone = [], [], set()
         self._forget_unnoted()
         for seq, note in self._state.noted.items():
             if note.due and index.state_of(seq) != OUT:
