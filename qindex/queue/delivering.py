@@ -367,7 +367,7 @@ class Deliverer:
         """Move messages that may be delivered into ``batch``, up to ``most``. An error ends it
         before its message, which raises it at the next call."""
         try:
-            while len(batch) < most and self._take_into(batch, most - len(batch)):
+            while len(batch) < most and self.take_some(batch, most - len(batch)):
                 pass
         except StoreError as error:
             if not batch:
@@ -376,8 +376,9 @@ class Deliverer:
                 # A segment is read once: the next read would not find the damage again.
                 self._owed = error
 
-    def _take_into(self, batch: Batch, most: int) -> bool:
-        """Move messages that may be delivered into ``batch``; false when it has to end here."""
+    def take_some(self, batch: Batch, most: int) -> bool:
+        """Move the next messages that may be delivered into ``batch``, up to ``most``, or drop one
+        that has expired. False when the batch has to end here."""
         index = self.state.index
         ahead = index.ahead
         if self.state.later is not None:

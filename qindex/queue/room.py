@@ -165,15 +165,15 @@ class Room:
         most = 1 if limits.max_length is None else max(state.inside_all() - limits.max_length, 1)
         batch = Batch(self._settler, state.index.nacks)
         try:
-            self._deliverer.take_many(batch, most)
+            # One step at a time: after a message that has expired, enough may be gone.
+            is_done = self._deliverer.take_some(batch, most)
         except DamageError as error:
             _log.warning("dropped from the head: %s", error)
             return True
-        if not batch:
-            return False
-        self._deliverer.mark_out(batch, None)
-        self._letters.part_with_batch(batch, "overflow")
-        return True
+        if batch:
+            self._deliverer.mark_out(batch, None)
+            self._letters.part_with_batch(batch, "overflow")
+        return is_done
 
 
 def _sizes(items: Sequence[Prepared]) -> tuple[int, int]:

@@ -247,6 +247,10 @@ def test_drop_head_by_bytes(tmp_path: Path) -> None:
         with pytest.raises(qindex.QueueFullError, match="not 11"):
             queue.publish(b"x" * 11)
         assert bodies(queue) == [b"x" * 10]
+        queue.purge()
+        queue.publish(b"12345", ttl=0)  # it goes first, and then there is room
+        queue.publish_many([b"234567", b"9"])
+        assert bodies(queue) == [b"234567", b"9"]
 
 
 # -- block --------------------------------------------------------------------------------------
