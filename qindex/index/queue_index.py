@@ -567,7 +567,8 @@ class QueueIndex(IndexReader):
                         segment_file.delete(self.fs, self.directory, segment.number)
                         unlinked = True
                 dropped += segment.stored_unacked
-                self._live_before -= segment.stored_unacked
+                self.dropped += segment.stored_unacked
+                self._actions_flushed += 2 * segment.stored_unacked  # nothing is in the journal
                 del self.segments[segment.number]
                 if stored is not None:
                     stored += going

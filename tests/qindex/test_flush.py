@@ -249,6 +249,7 @@ def test_the_names_of_new_and_of_deleted_segments_are_made_durable(tmp_path: Pat
         queue = engine.queue("q")
         before = fs.calls["sync_dir"]
         assert queue.purge() == 8
+        assert (queue.stats().dropped, queue.stats().journal_entries) == (8, 0)
         assert fs.calls["sync_dir"] > before
 
 
