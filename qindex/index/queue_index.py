@@ -139,6 +139,15 @@ class QueueIndex(IndexReader):
         published = self.next_seq - self._first_seq
         return self._live_before + published - self.acks - self.dropped
 
+    def first_pending(self) -> int:
+        """Return the seq_id of the first entry of a transaction that is not committed, or that of
+        the next publish if there is none."""
+        for segment in self.segments.values() if self.pending else ():
+            at = segment.states.find(PENDING)
+            if at >= 0:
+                return segment.base + at
+        return self.next_seq
+
     def _most_consumed(self) -> int:
         """Count the entries that can be consumed before the file of a segment can go."""
         return min(self.live, self.entry_count)

@@ -76,8 +76,10 @@ class NotesFile:
     def note_published(self, seqs: I64, values: I64) -> None:
         """Write what the file lacks of published messages, so that the next open need not look for
         them. Raises as :meth:`append`."""
-        there = self._index.are_there(seqs)
-        self.append(pack_notes(seqs[there], values[there]) + pack_noted(self._index.next_seq))
+        index = self._index
+        there = index.are_there(seqs)
+        # The messages of a transaction get their due times with its commit.
+        self.append(pack_notes(seqs[there], values[there]) + pack_noted(index.first_pending()))
 
     def rewrite(self, seqs: I64, values: I64, *, closed: bool = False) -> None:
         """Write the whole file, durably; ``closed``: nothing follows in this run. Raises
@@ -87,7 +89,7 @@ class NotesFile:
         if closed:
             data += pack_note(index.next_seq, CLOSED | index.live)
         else:
-            data += pack_noted(index.next_seq)
+            data += pack_noted(index.first_pending())
         replace_file(index.fs, self._path, data)
         self._end = len(data)
 
