@@ -384,7 +384,10 @@ class Deliverer:
         if self.state.later is not None:
             self._stage(self.state.later)
         if ahead.returned or ahead.staged is not None:
-            return self._take_entry(batch, *self._next_returned())
+            seq, body, extra = self._next_returned()
+            goes_on = self._take_entry(batch, seq, body, extra)
+            # A read ahead would find a message that is ready until its batch is marked as out.
+            return goes_on and (not batch or seq < ahead.next_fetch)
         at = ahead.at
         if at == len(ahead.window.bodies):
             if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):

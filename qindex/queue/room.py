@@ -166,14 +166,15 @@ class Room:
         batch = Batch(self._settler, state.index.nacks)
         try:
             # One step at a time: after a message that has expired, enough may be gone.
-            is_done = self._deliverer.take_some(batch, most)
+            goes_on = self._deliverer.take_some(batch, most)
         except DamageError as error:
             _log.warning("dropped from the head: %s", error)
             return True
-        if batch:
-            self._deliverer.mark_out(batch, None)
-            self._letters.part_with_batch(batch, "overflow")
-        return is_done
+        if not batch:
+            return goes_on
+        self._deliverer.mark_out(batch, None)
+        self._letters.part_with_batch(batch, "overflow")
+        return True
 
 
 def _sizes(items: Sequence[Prepared]) -> tuple[int, int]:

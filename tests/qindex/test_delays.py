@@ -105,6 +105,19 @@ def test_order_is_that_of_ready_times_over_a_reopen(tmp_path: Path, size: int) -
         assert engine.queue("q").stats().messages == 0
 
 
+def test_a_batch_has_a_message_once_that_is_due_before_earlier_ones(tmp_path: Path) -> None:
+    """The clock was set ahead: the others were published later than the message is due."""
+    with qindex.open(tmp_path, segment_entry_count=2) as engine:
+        queue = engine.queue("q")
+        ahead = time.time_ns() + 10**12
+        queue.publish_many([qindex.Message(b"%d" % n, timestamp=ahead) for n in range(2)])
+        queue.publish(b"due", delay=0.001)
+        time.sleep(0.01)
+        batches = [queue.get_many(9) for _ in range(2)]
+        assert [batch.bodies for batch in batches] == [[b"due"], [b"0", b"1"]]
+        assert queue.stats().messages == queue.stats().unacked == 3
+
+
 def test_nack_with_a_delay_outlives_a_kill(tmp_path: Path) -> None:
     run_and_kill(f"""
 import qindex
