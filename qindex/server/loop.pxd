@@ -14,7 +14,7 @@ cdef class Connection:
     cdef public tuple given
     cdef public list parts
     cdef public dict waiting
-    cdef public bint is_closed, is_paused
+    cdef public bint is_closed, is_deaf, is_paused
 
 
 cdef class Loop:

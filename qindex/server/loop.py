@@ -68,7 +68,8 @@ class Rung(Protocol):
 
 class Connection:
     """One connection. ``session``: None before its hello; ``unread``: bytes of a frame that is not
-    all there; ``given``: the last request that was answered with deliveries, and their tag."""
+    all there; ``given``: the last request that was answered with deliveries, and their tag;
+    ``is_deaf``: the client reads no more."""
 
     __slots__ = (
         "answered",
@@ -76,6 +77,7 @@ class Connection:
         "fd",
         "given",
         "is_closed",
+        "is_deaf",
         "is_paused",
         "most",
         "parts",
@@ -107,6 +109,7 @@ class Connection:
         self.consumer: Any = None
         self.waiting: dict[int, Waiting] = {}
         self.is_closed: bool = False
+        self.is_deaf: bool = False
         self.is_paused: bool = False
         self.under_way: int = 0
         self.answered: int = 0
@@ -472,7 +475,7 @@ class Loop:
         self._send_now(conn, data)
 
     def _send_now(self, conn: Connection, data: bytes) -> None:
-        if conn.is_closed or not data:
+        if conn.is_closed or conn.is_deaf or not data:
             return
         if conn.unsent:
             self._keep(conn, data, 0)
@@ -484,7 +487,7 @@ class Loop:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                self._close(conn)
+                self._send_no_more(conn)
                 return
         if sent < len(data):
             self._keep(conn, data, sent)
@@ -508,7 +511,7 @@ class Loop:
         except BlockingIOError:
             return
         except OSError:
-            self._close(conn)
+            self._send_no_more(conn)
             return
         if sent == len(view):
             conn.unsent.popleft()
@@ -520,6 +523,17 @@ class Loop:
             if conn.consumer is not None:
                 conn.consumer.retry()
             self._resume(conn)
+
+    def _send_no_more(self, conn: Connection) -> None:
+        """Close a connection that the client does not read. That of a consumer is read to its end:
+        a consumer that was stopped has yet to say which messages it did not get."""
+        if conn.consumer is None or conn.is_paused:
+            self._close(conn)
+            return
+        conn.is_deaf = True
+        conn.consumer.leave()
+        conn.unsent, conn.unsent_size = deque(), 0
+        self._watch(conn)
 
     def _watch(self, conn: Connection) -> None:
         """Read no more from a client that does not read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -266,6 +267,22 @@ def test_a_publish_with_a_window_is_repeated_and_done_once(tmp_path: Path) -> No
                 queue.publish(b"x", unique="other")
         assert len(calls) == 3
         assert queue.stats().messages == 2
+    end_server(tmp_path)
+
+
+def test_a_stopped_consumer_returns_what_could_not_be_sent_to_it(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"0")
+        consumer = queue.consume(prefetch=1)
+        next(consumer).ack()
+        assert consumer._link is not None
+        consumer._link.sock.shutdown(socket.SHUT_RD)  # as by the stop of one that waits
+        queue.publish(b"1")
+        consumer.stop()
+        again = queue.get(timeout=WAIT)
+        assert again is not None
+        assert (again.body, again.delivery_count) == (b"1", 1)
     end_server(tmp_path)
 
 
