@@ -42,6 +42,7 @@ from pyspark_qindex.local_session import read
 from pyspark_qindex.sources import check_stream
 from pyspark_qindex.stores import Store
 from qindex.recovery.store_directory import find_marker
+from rocketstore.format.delay import SCHEDULE_TOPIC
 
 _OURS: Final = "lake."
 _STATE: Final = f"{_OURS}json"
@@ -97,8 +98,8 @@ _COUNTED_BATCHES: Final = "100000"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a table has of a kind of store: columns ``kept`` as they are, of which ``key`` tells
-    messages apart, and their ``time``. ``read``: what only this and ``wanted`` need."""
+    """The columns of a kind of store in a table: those ``kept`` as they are, of which ``key`` tells
+    messages apart, and their ``time``. ``read``: others, which this and ``wanted`` need."""
 
     source: str
     kept: tuple[str, ...]
@@ -124,7 +125,7 @@ _KINDS: Final = {
         ("store_timestamp", "sys_flag"),
         # Neither what an open or undone transaction has put there, nor what the broker puts once
         # more, into its topic, when it is due or committed.
-        "topic is null or (sys_flag & 12) in (0, 8) and topic != 'SCHEDULE_TOPIC_XXXX' "
+        f"topic is null or (sys_flag & 12) in (0, 8) and topic != '{SCHEDULE_TOPIC}' "
         "and not startswith(upper(topic), 'RMQ_SYS_')",
     ),
 }

@@ -136,8 +136,8 @@ def carried(parts: Iterable[Any]) -> list[Any]:
         size = 0 if pinned is None else len(pinned.reading.data)
         if size > left:
             part = replace(part, pinned=None, high=part.head if part.high is None else part.high)
-            size = 0
-        left -= size
+        else:
+            left -= size
         found.append(part)
     return found
 
