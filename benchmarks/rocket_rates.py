@@ -62,7 +62,7 @@ _SYNC_SECONDS = 1.0
 
 
 class Counts:
-    """What is done in a round, by its ``messages``."""
+    """The work of a round, by its ``messages``."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages

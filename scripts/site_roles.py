@@ -1,4 +1,4 @@
-"""What the site makes of the roles in docstrings: links, where the reference has what they name."""
+"""Make links of the roles in docstrings, where the reference of the site has what they name."""
 
 from __future__ import annotations
 

@@ -200,9 +200,8 @@ def _as_it_was(mine: Mapping[str, Any], body: bytes) -> RocketRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueueKept:
-    """What a queue has beside its messages: ``settings`` as its file keeps them, the
-    ``next_seq_id``, ``deliveries`` by seq_id where they are counted. ``error``: why its settings
-    can't be read."""
+    """A queue without its messages: ``settings`` as its file keeps them, ``next_seq_id``,
+    ``deliveries`` by seq_id where they are counted. ``error``: why its settings can't be read."""
 
     name: str
     settings: dict[str, Any] | None = None

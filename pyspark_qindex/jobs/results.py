@@ -1,4 +1,4 @@
-"""What a job is asked for, its outcome, and the files of that.
+"""The options of a job, its outcome, and the files of that.
 
 ::
 

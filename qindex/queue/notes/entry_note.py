@@ -1,4 +1,4 @@
-"""What a queue remembers of one entry until it is acknowledged, beside its state in the index."""
+"""The notes of a queue on one entry until it is acknowledged, beside its state in the index."""
 
 from __future__ import annotations
 
