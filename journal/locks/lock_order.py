@@ -68,3 +68,8 @@ class LockOrder:
                     refuse()
 
         return self._checks.setdefault((rank, refuse), check)
+
+    def holds_any(self) -> bool:
+        """Return whether the calling thread has any of the locks: it is a handler, in the middle of
+        a call."""
+        return any(is_mine() for _, is_mine in self._held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from time import monotonic
@@ -74,6 +75,7 @@ class Queue:
         self._publish = parts.producer.publish
         self._deliverer: Deliverer = parts.deliverer
         self._settler: Settler = parts.settler
+        self._owed = parts.state.owed
         self._sync_each = parts.state.sync_each
         self._turn = 0
 
@@ -157,7 +159,7 @@ class Queue:
             # Such a message waits for no room. Messages of one turn of the loop are appended
             # together.
             seq = await self._ports.here().publish(self._queue, given)
-            if not seq & _LOOK and self._flusher.is_due():
+            if self._owed or (not seq & _LOOK and self._flusher.is_due()):
                 await self._rest()
             return seq
         if self._noting:
@@ -206,9 +208,9 @@ class Queue:
         if durable:
             # That is also a turn for the others.
             await self._ports.here().durable(self._queue)
-            if not seq & _LOOK and self._flusher.is_due():
+            if self._owed or (not seq & _LOOK and self._flusher.is_due()):
                 await self._rest()
-        elif not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
+        elif self._owed or (not seq & _LOOK and (not seq & _TURN or self._flusher.is_due())):
             await self._rest()
         return seq
 
@@ -272,19 +274,32 @@ class Queue:
 
     async def _rest(self) -> None:
         """Let others have their turn, and a flush catch up: publishers wait for it."""
-        flusher, state = self._flusher, self._state
         await asyncio.sleep(0)
-        if not flusher.is_due():
-            return
-        if flusher.request is None:
-            if not state.flushing:
-                await self._ports.helper.run(flusher.flush)
-            return
-        while flusher.is_pressed():
-            with Waiter(state, state.flushed) as waiter:
-                rung = await waiter.wait(1.0)
-            if not rung and not state.flushing:
-                return
+        await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Await what the calls of this queue owe. No call of the core waits, nor does the loop."""
+        owed = self._owed
+        while owed:
+            flusher: Any = owed.pop()
+            if not flusher.is_asked_for():
+                await self._ports.helper.run(flusher.pay)
+                continue
+            state = flusher.state
+            while flusher.is_pressed():
+                with Waiter(state, state.flushed) as waiter:
+                    rung = await waiter.wait(1.0)
+                if not rung and not state.flushing:
+                    break
+
+    def _hand_over(self) -> None:
+        """Let the helper do what is owed, where nobody else does; the caller does not wait."""
+        owed = self._owed
+        while owed:
+            flusher: Any = owed.pop()
+            if not flusher.is_asked_for():
+                with suppress(ClosedError):
+                    self._ports.helper.submit(flusher.pay)
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -328,6 +343,8 @@ class Queue:
             await self.ack(ack)
         if seq_id is not None:
             given = self._deliverer.take_at(seq_id, lease=lease, waits=False)
+            if self._owed:
+                self._hand_over()
             return None if given is None else Delivery(self, given)
         return await self.get_unless(timeout, lease, _never)
 
@@ -349,6 +366,8 @@ class Queue:
         if not self._turn & _TURN:
             await asyncio.sleep(0)
         delivery = deliverer.get(lease, waits=False)
+        if self._owed:
+            self._hand_over()
         if delivery is None and has_time(timeout):
             delivery = await self._wait_for(
                 lambda: deliverer.get(lease, waits=False), timeout, stopped
@@ -377,6 +396,8 @@ class Queue:
             return self._deliverer.get_many(max_messages, lease=lease, waits=False)
 
         batch = take()
+        if self._owed:
+            self._hand_over()
         if not batch and has_time(timeout):
             batch = await self._wait_for(take, timeout) or batch
         return Batch(self, batch)
@@ -466,6 +487,8 @@ class Queue:
         except AttributeError:
             raise no_delivery(delivery) from None
         self._settler.ack(plain_one, waits=False)
+        if self._owed:
+            self._hand_over()
         if self._sync_each:
             await self._ports.here().durable(self._queue)
 
@@ -487,6 +510,8 @@ class Queue:
                 if not isinstance(one, Delivery):
                     raise no_delivery(one, at, len(listed))
             self._settler.ack_many([one._plain for one in listed], waits=False)
+        if self._owed:
+            self._hand_over()
         if self._sync_each:
             await self._ports.here().durable(queue)
 
@@ -500,6 +525,8 @@ class Queue:
             The number of acknowledged deliveries.
         """
         count = self._settler.ack_up_to(seq_id, waits=False)
+        if self._owed:
+            self._hand_over()
         if self._sync_each and count:
             await self._ports.here().durable(self._queue)
         return count
@@ -539,6 +566,8 @@ class Queue:
             True if no consumer has had the message and none will. False if nothing changed.
         """
         dropped = self._settler.cancel(seq_id, waits=False)
+        if self._owed:
+            self._hand_over()
         if self._sync_each and dropped:
             await self._ports.here().durable(self._queue)
         return dropped
@@ -598,11 +627,14 @@ class Queue:
             # To be durable it takes several syncs, in order.
             self._state.check_open()
             await to_the_end(self._ports.here().give_back(queue, delivery._plain, requeue))
+            await self._catch_up()
             return
         if requeue:
             self._settler.nack(delivery._plain, waits=False)
             return
         self._settler.reject(delivery._plain, waits=False)
+        if self._owed:
+            await self._catch_up()
         if self._sync_each:
             await self._ports.here().durable(queue)
 

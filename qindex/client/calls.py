@@ -307,6 +307,9 @@ class Owner:
         """Return whether an entry is still with this consumer."""
         return not (self.settled is not None and seq_id in self.settled) and not self.is_over()
 
+    def catch_up(self) -> None:
+        """Do nothing: the queue is another process's."""
+
     def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
         """Return whether the message went back unsettled: its lease or its session ended."""
         return not (self.settled is not None and seq_id in self.settled) and self.is_over()

@@ -848,6 +848,8 @@ class Engine:
 
         def take() -> tuple[QueueState, Delivery] | None:
             for one in sources:
+                if one.state.owed:
+                    one.state.catch_up()
                 found = one.deliverer.get(lease)
                 if found is not None:
                     return one.state, found
@@ -943,6 +945,7 @@ class Engine:
             if confirm:
                 for name in names:
                     self.queue(name).sync()
+        tx.catch_up()
         return seqs
 
     def transaction(self) -> Transaction:

@@ -265,6 +265,7 @@ class Moves:
             raise NotMovedError(request.left, request.error) from request.error
         if request.target is not None:
             request.target.room.keep_within(waits)
+            _pass_on(request.target.state, source.state)
 
     def _serve_all(self) -> None:
         """Do the moves requested by now: one round of :attr:`_rounds`."""
@@ -395,7 +396,11 @@ class Moves:
                     with target.state.lock, target.state:
                         target.state.delays()
                 expiry, persistent = producer.expiry(None), letters[0].persistent
-                producer.store_and_append(items, expiry, persistent, held=held, notes=move)
+                # A flush of the target is owed by whoever made the call on the source.
+                owed = move.source.state.owed
+                producer.store_and_append(
+                    items, expiry, persistent, held=held, notes=move, owed=owed
+                )
         except StoreError:
             move.take_back()
             raise
@@ -555,6 +560,16 @@ class Moves:
                     self._settle()
             finally:
                 self.log.close()
+
+
+def _pass_on(target: QueueState, source: QueueState) -> None:
+    """Let the caller of ``source`` pay what is owed to ``target``, which has moved its own dead
+    letters."""
+    while target.owed:
+        try:
+            source.owed.append(target.owed.pop())
+        except IndexError:
+            break  # another thread has taken it
 
 
 def _sync(queue: QueueState) -> None:

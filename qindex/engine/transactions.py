@@ -274,7 +274,9 @@ class Transaction:
         due = due_time(delay, at)
         while True:
             try:
-                return self._publish(queue, message, ttl, due, unique, window, until, priority)
+                seq = self._publish(queue, message, ttl, due, unique, window, until, priority)
+                self.catch_up()
+                return seq
             except WouldWaitError as full:
                 timeout = await_room(full, timeout)
 
@@ -302,6 +304,8 @@ class Transaction:
             raise
         if seq < 0:
             self._parts.remove(part)
+        if parts.state.owed:
+            parts.state.catch_up()
         return seq
 
     def _publish(
@@ -390,7 +394,7 @@ class Transaction:
                 part = self._new_part(level)
                 self._parts.append(part)
                 taken = level.producer.append_entries(
-                    [item], expiry, persistent, held=one, notes=part, waits=waits
+                    [item], expiry, persistent, held=one, notes=part
                 )
                 del stored[:1]
                 seqs.append(level.state.base + taken.start)
@@ -472,6 +476,13 @@ class Transaction:
         except BaseException:
             self._roll_back()
             raise
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Pay what the publishes owe. No lock is held."""
+        for part in self._parts:
+            if part.state.owed:
+                part.state.catch_up()
 
     def _commit(self) -> None:
         """Commit: the published messages can be delivered, and the deliveries are acknowledged.

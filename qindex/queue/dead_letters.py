@@ -332,6 +332,7 @@ class DeadLetters:
     def on_alarm(self) -> None:
         """Try again what could not be moved. The engine's timer calls it."""
         self.move_waiting(True, again=True)
+        self.state.catch_up()
 
     def _move_next(self) -> bool:
         """Move the letters that wait in memory, or the next postponed ones. False if none are left,

@@ -148,11 +148,7 @@ class Deliverer:
             raise owed
         while ahead.is_empty():
             if index.dirty > self._flusher.max_dirty:
-                # Deliveries count too. A flush may let other threads in, which fill the window.
-                self._flusher.flush_due(waits)
-                state.resume()
-                if not ahead.is_empty():
-                    break
+                self._flusher.flush_due()  # deliveries count too
             if len(letters.waiting) >= MOST_WAITING and letters.move_unlocked(waits):
                 continue
             if self._fill(_READ_AHEAD_SHARED if state.lock.is_shared() else READ_AHEAD):
@@ -358,7 +354,7 @@ class Deliverer:
                 self.take_many(batch, most)
                 ready = self.mark_out(batch, lease)
                 if batch:
-                    self._flusher.tick(waits)
+                    self._flusher.tick()
         if state.to_move:
             self._letters.move_waiting(waits)
         return batch
@@ -650,7 +646,7 @@ class Deliverer:
         index.ahead.unread(seq)
         body, extra = index.read_one(seq)
         given = self._deliver(seq, body, extra, lease)
-        self._flusher.tick(waits)
+        self._flusher.tick()
         return given
 
     def peek_last(self) -> bytes | None:

@@ -56,6 +56,9 @@ class Settles(Protocol):
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Take back the unsettled deliveries, as if they had not been delivered."""
 
+    def catch_up(self) -> None:
+        """Do what settling has found due, or wait for it. No lock is held."""
+
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
         """Return whether an entry is still with a consumer."""
 
@@ -93,6 +96,9 @@ class Refusing:
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Do nothing: they came back, or were never out."""
+
+    def catch_up(self) -> None:
+        """Do nothing."""
 
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
         """Return False: none of them is with a consumer."""
@@ -243,7 +249,9 @@ class Delivery:
 
     def ack(self) -> None:
         """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
-        self._its_queue().ack(self)
+        owner = self._its_queue()
+        owner.ack(self)
+        owner.catch_up()
 
     def nack(self, *, delay: float | None = None, count: bool = True) -> None:
         """Requeue the message, to be delivered again at its place.
@@ -255,7 +263,9 @@ class Delivery:
         Raises:
             StoreError: As :meth:`qindex.queue.queue.Queue.nack`.
         """
-        self._its_queue().nack(self, delay, count)
+        owner = self._its_queue()
+        owner.nack(self, delay, count)
+        owner.catch_up()
 
     def reject(self, reason: str | None = None) -> None:
         """Refuse the message for good: it becomes a dead letter, or is dropped.
@@ -266,7 +276,9 @@ class Delivery:
         Raises:
             StoreError: As :meth:`qindex.queue.queue.Queue.reject`; the delivery is as it was.
         """
-        self._its_queue().reject(self, reason)
+        owner = self._its_queue()
+        owner.reject(self, reason)
+        owner.catch_up()
 
     def move(
         self, queue: str, *, headers: Mapping[str, Any] | None = None, delay: float | None = None
@@ -281,7 +293,9 @@ class Delivery:
         Raises:
             StoreError: As :meth:`qindex.queue.queue.Queue.move`; the delivery is as it was.
         """
-        self._its_queue().move(self, queue, headers, delay)
+        owner = self._its_queue()
+        owner.move(self, queue, headers, delay)
+        owner.catch_up()
 
     def extend_lease(self, seconds: float) -> None:
         """Let the lease end ``seconds`` from now.

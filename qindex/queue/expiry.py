@@ -57,7 +57,7 @@ class Expirer:
             self._earliest = 0
             try:
                 expiry = self._deliverer.expire_head()
-                self._flusher.tick(True)
+                self._flusher.tick()
             finally:
                 if expiry:
                     self.note(expiry)
@@ -66,3 +66,4 @@ class Expirer:
                     # does not include these drops.
                     self._set(_LOOK)
         self._letters.move_waiting(True)
+        self._state.catch_up()

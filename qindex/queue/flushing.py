@@ -15,7 +15,7 @@ from journal.poison import is_passing
 from qindex.format.settings import NO_SETTINGS
 from qindex.index.flush import write_plan
 from qindex.queue.dead_letters import Mover
-from qindex.queue.state import LOOK_AGAIN, QueueState
+from qindex.queue.state import LOOK_AGAIN, Debt, QueueState
 from qindex.recovery.snapshot import RestingQueue
 
 _log = logging.getLogger("qindex.queue")
@@ -66,11 +66,9 @@ class Flusher:
 
     # -- when -----------------------------------------------------------------------------------
 
-    def tick(self, waits: bool) -> None:
+    def tick(self, owed: list[Debt] | None = None) -> None:
         """Take checksums of the appended bytes, and see if a flush is due. Called once in a while,
-        with the lock held.
-
-        ``waits``: whether the caller may wait for a flush; the thread of an event loop may not.
+        with the lock held. ``owed``: see :meth:`flush_due`.
         """
         state = self.state
         index = state.index
@@ -78,7 +76,7 @@ class Flusher:
         journal.seal(_SEAL_AT_LEAST)
         dirty = index.dirty
         if dirty > self.max_dirty or journal.in_reserve:
-            self.flush_due(waits)
+            self.flush_due(owed)
             dirty, journal = index.dirty, index.journal
         # On a full disk each action may be the one after which a flush makes room.
         state.check_mask = 0 if journal.in_reserve else self._usual_mask
@@ -118,10 +116,11 @@ class Flusher:
         index = self.state.index
         return index.dirty > self.max_dirty * _BACKLOG_FACTOR and index.poison.reason is None
 
-    def flush_due(self, waits: bool) -> None:
+    def flush_due(self, owed: list[Debt] | None = None) -> None:
         """See to a flush: the journal has more actions than it may. Lock held.
 
-        The caller's action is done. A flush that fails is logged, and the next one tries again.
+        The caller's action is done. Nothing is flushed here, and nobody waits: what is to be done,
+        or waited for, is noted in ``owed``, the queue's own list unless another one is given.
         """
         state = self.state
         index = state.index
@@ -130,13 +129,34 @@ class Flusher:
         too_early = index.dirty < self._retry_at and not drained
         if state.lock.refusal is not None or too_early:
             return
-        if self.request is None or not self.request(self):
-            if not state.flushing and waits:
-                state.lock.while_released(self._try_to_flush)
+        if self.is_asked_for() and not self.is_pressed():
+            return  # it comes, and nobody need wait for it
+        if owed is None:
+            owed = state.owed
+        if self not in owed:
+            owed.append(self)
+
+    def is_asked_for(self) -> bool:
+        """Ask the background thread for a flush; false where there is none: whoever owes the flush
+        has to do it."""
+        return self.request is not None and self.request(self)
+
+    def pay(self) -> None:
+        """Flush if nobody else does, or wait while publishers are to wait. No lock is held.
+
+        A flush that fails is logged, and the next one tries again.
+        """
+        state = self.state
+        if not self.is_asked_for():
+            if not state.flushing and self.is_due():
+                self._try_to_flush()
             return
-        while waits and self.is_pressed() and state.flushing != get_ident():
-            if not state.flushed.wait(LOOK_AGAIN) and not state.flushing:
-                break
+        with state.lock.anyway:
+            while self.is_pressed() and not state.lock.is_over():
+                if state.flushing == get_ident():
+                    break
+                if not state.flushed.wait(LOOK_AGAIN) and not state.flushing:
+                    break
 
     def _try_to_flush(self) -> None:
         try:

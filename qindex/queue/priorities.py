@@ -517,7 +517,7 @@ class PrioritySettler(Settler):
             ]
             for settler, seqs in found:
                 settler.outstanding.ack_all(seqs)
-                settler._flusher.tick(waits)
+                settler._flusher.tick()
         if waits and state.sync_each:
             for settler in groups:
                 settler.state.sync_journal()

@@ -50,7 +50,7 @@ from qindex.queue.notes.delays import due_time, now_us
 from qindex.queue.notes.unique_keys import Taking
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
-from qindex.queue.state import QueueState
+from qindex.queue.state import Debt, QueueState
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -200,7 +200,7 @@ class Producer:
             if state.arrived.waiting and not due:
                 state.arrived.notify()
             if not seq & state.check_mask:
-                self._flusher.tick(waits)
+                self._flusher.tick()
             lock.release()
         except BaseException as error:
             try:
@@ -299,7 +299,7 @@ class Producer:
                     index.poison.cut_short(error)
                 raise
             if not seq & state.check_mask:
-                self._flusher.tick(True)
+                self._flusher.tick()
             lock.release()
         except BaseException as error:
             try:
@@ -394,7 +394,7 @@ class Producer:
                         ahead.window.plain = False
                     self._announce(range(seq, seq + 1), expiry, due)
                     if not seq & state.check_mask:
-                        self._flusher.tick(waits)
+                        self._flusher.tick()
             except BaseException as error:
                 self.give_up(stored, error)
                 raise
@@ -520,7 +520,7 @@ class Producer:
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
                 self._announce(seqs, expiry, due)
-                self._flusher.tick(waits)
+                self._flusher.tick()
             if waits and (confirm or state.sync_each):
                 state.sync_all()
         return seqs
@@ -573,7 +573,7 @@ class Producer:
             held = self.room.ask(items)
             try:
                 seqs = self.store_and_append(
-                    items, expiry, persistent, held=held, notes=notes, due=due, waits=waits
+                    items, expiry, persistent, held=held, notes=notes, due=due
                 )
             finally:
                 self.room.give_back(held)
@@ -613,7 +613,7 @@ class Producer:
         held: list[Prepared],
         notes: Notes | None = None,
         due: int = 0,
-        waits: bool = True,
+        owed: list[Debt] | None = None,
     ) -> range:
         """Store the records of prepared messages that belong into the message store, and append
         their index entries, all or none. Returns their seq_ids. ``held``: see
@@ -622,7 +622,7 @@ class Producer:
         try:
             stored += self.store_records(items, 1)
             return self.append_entries(
-                items, expiry, persistent, held=held, notes=notes, due=due, waits=waits
+                items, expiry, persistent, held=held, notes=notes, due=due, owed=owed
             )
         except BaseException as error:
             self.give_up(stored, error)
@@ -657,13 +657,14 @@ class Producer:
         held: list[Prepared],
         notes: Notes | None = None,
         due: int = 0,
-        waits: bool = True,
+        owed: list[Debt] | None = None,
     ) -> range:
         """Append the index entries of prepared messages, in one piece.
 
         ``held``: the messages that room was taken for; emptied when they have taken it.
         ``notes`` are taken with the first seq_id when nothing but the append is left to do, and
-        when it is done: before anybody else sees the messages.
+        when it is done: before anybody else sees the messages. ``owed``: where a flush that is due
+        is noted, in another place than the queue's own.
         """
         with self.state.lock, self.state as state:
             if due:
@@ -694,7 +695,7 @@ class Producer:
                 limits.give_back(len(held), sum(item.size for item in held))
                 held.clear()
             self._announce(seqs, expiry, due)
-            self._flusher.tick(waits)
+            self._flusher.tick(owed)
             return seqs
 
     def _checked(self, given: Body | Message) -> Message:

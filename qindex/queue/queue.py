@@ -19,6 +19,7 @@ from qindex.queue.parts import QueueParts
 from qindex.queue.producing import Producer
 from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
 from qindex.queue.stats import QueueStats
 from qindex.queue.waiting import Consumer, await_message, await_room, take_from
 
@@ -53,9 +54,11 @@ class Queue:
         "_coder",
         "_deliverer",
         "_engine",
+        "_owed",
         "_parts",
         "_producer",
         "_settler",
+        "_state",
     )
 
     def __init__(self, parts: QueueParts, engine: Opener) -> None:
@@ -65,6 +68,8 @@ class Queue:
         self._producer: Producer = parts.producer
         self._deliverer: Deliverer = parts.deliverer
         self._settler: Settler = parts.settler
+        self._state: QueueState = parts.state
+        self._owed = parts.state.owed
 
     @property
     def name(self) -> str:
@@ -165,6 +170,8 @@ class Queue:
                 timeout = await_room(full, timeout)
             else:
                 # A return within the try takes 3% longer.
+                if self._owed:
+                    self._state.catch_up()
                 return seq
 
     def publish_many(
@@ -202,7 +209,7 @@ class Queue:
         given = list(coded(self._coder, messages))
         while True:
             try:
-                return self._producer.publish_many(
+                seqs = self._producer.publish_many(
                     given,
                     ttl=ttl,
                     persistent=persistent,
@@ -213,6 +220,10 @@ class Queue:
                 )
             except WouldWaitError as full:
                 timeout = await_room(full, timeout)
+            else:
+                if self._owed:
+                    self._state.catch_up()
+                return seqs
 
     def reserve(self, count: int) -> int:
         """Reserve seq_ids for the next ``count`` messages, durably on return.
@@ -282,10 +293,13 @@ class Queue:
         if ack is not None:
             self._settler.ack(ack)
         if seq_id is not None:
-            return self._deliverer.take_at(seq_id, lease=lease)
-        delivery = self._deliverer.get(lease)
-        if delivery is None and timeout != 0:
-            delivery = await_message(self._deliverer, timeout, lease)
+            delivery = self._deliverer.take_at(seq_id, lease=lease)
+        else:
+            delivery = self._deliverer.get(lease)
+            if delivery is None and timeout != 0:
+                delivery = await_message(self._deliverer, timeout, lease)
+        if self._owed:
+            self._state.catch_up()
         return delivery
 
     def get_many(
@@ -308,6 +322,8 @@ class Queue:
         if not batch:
             take = partial(self._deliverer.get_many, max_messages, lease=lease)
             batch = take_from(self._parts.state, take, timeout) or batch
+        if self._owed:
+            self._state.catch_up()
         return batch
 
     def consume(
@@ -388,6 +404,8 @@ class Queue:
             LeaseExpiredError: Its lease has run out.
         """
         self._settler.ack(delivery)
+        if self._owed:
+            self._state.catch_up()
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write.
@@ -399,6 +417,8 @@ class Queue:
             StoreError: As :meth:`ack`; none was acknowledged.
         """
         self._settler.ack_many(deliveries)
+        if self._owed:
+            self._state.catch_up()
 
     def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries up to a seq_id.
@@ -409,7 +429,10 @@ class Queue:
         Returns:
             How many deliveries were acknowledged.
         """
-        return self._settler.ack_up_to(seq_id)
+        count = self._settler.ack_up_to(seq_id)
+        if self._owed:
+            self._state.catch_up()
+        return count
 
     def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
         """Requeue a message at its place, to be delivered again.
@@ -435,6 +458,8 @@ class Queue:
             >>> orders.nack(delivery, delay=60)
         """
         self._settler.nack(delivery, delay, count)
+        if self._owed:
+            self._state.catch_up()
 
     def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered, delayed or not.
@@ -451,7 +476,10 @@ class Queue:
             >>> orders.cancel(reminder)
             True
         """
-        return self._settler.cancel(seq_id)
+        dropped = self._settler.cancel(seq_id)
+        if self._owed:
+            self._state.catch_up()
+        return dropped
 
     def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good: it becomes a dead letter, or is dropped.
@@ -466,6 +494,8 @@ class Queue:
             QueueFullError: The dead-letter queue is full; the delivery is as it was.
         """
         self._settler.reject(delivery, reason)
+        if self._owed:
+            self._state.catch_up()
 
     def move(
         self,
@@ -495,6 +525,8 @@ class Queue:
             >>> orders.move(delivery, "large-orders", headers={**delivery.headers, "why": "size"})
         """
         self._settler.move(delivery, queue, headers, delay)
+        if self._owed:
+            self._state.catch_up()
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now.
@@ -617,6 +649,8 @@ def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
 
     Raises as :meth:`Queue.get`. O(1): about 50 us.
     """
+    if waits and queue._owed:
+        queue._state.catch_up()
     return queue._deliverer.take_last(waits=waits)
 
 

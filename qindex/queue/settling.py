@@ -82,7 +82,7 @@ class Settler:
             if state.noted or state.settled.waiting:
                 state.forget((seq,))
             if not seq & state.check_mask or index.journal.in_reserve:
-                self._flusher.tick(waits)
+                self._flusher.tick()
             lock.release()
         except BaseException as error:
             try:
@@ -109,10 +109,15 @@ class Settler:
             seqs = find()
             if len(seqs):
                 self.outstanding.ack_all(seqs)
-                self._flusher.tick(waits)
+                self._flusher.tick()
         if waits and state.sync_each and len(seqs):
             state.sync_journal()
         return len(seqs)
+
+    def catch_up(self) -> None:
+        """Pay what was owed by the calls of its deliveries, which settle past the queue's face."""
+        if self.state.owed:
+            self.state.catch_up()
 
     def is_out(self, seq_id: int, taken: int | None = None) -> bool:
         return self.outstanding.is_out(seq_id, taken)
@@ -258,7 +263,7 @@ class Settler:
             self.letters.reader.drop(seq_id, entry)
             if later is not None and entry.message is not None:
                 later.cancelled(seq_id, due_of(entry.message.headers))
-            self._flusher.tick(waits)
+            self._flusher.tick()
         if waits and state.sync_each:
             state.sync_journal()
         return True
@@ -384,6 +389,7 @@ class Settler:
             if following is not None:
                 state.alarm.set(self, following)
         self.letters.move_waiting(True)
+        self.catch_up()
 
     def _end_lease(self, lease: Lease, now: float) -> None:
         seq = lease.seq_id

@@ -6,6 +6,7 @@ import os
 from _thread import get_ident
 from collections.abc import Container, Iterable, Iterator
 from types import TracebackType
+from typing import Protocol
 
 from journal.errors import ClosedError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
@@ -34,6 +35,13 @@ from qindex.queue.wake_ups import Bell
 LOOK_AGAIN = 1.0
 """Seconds after which a call that waits for a flush looks whether it is over: a flush that a
 signal's handler has cut short may not have told."""
+
+
+class Debt(Protocol):
+    """What a call of the core has found due, and does not do: it never waits."""
+
+    def pay(self) -> None:
+        """Do it, or wait until it is done. The calling thread holds no lock."""
 
 
 class QueueState:
@@ -76,6 +84,7 @@ class QueueState:
         "noted",
         "noted_as",
         "options",
+        "owed",
         "properties",
         "room",
         "settings",
@@ -135,6 +144,9 @@ class QueueState:
             self.settled = beside.settled
             self.room = beside.room
             self.levels = beside.levels
+        # What the calls of the core owe, those of all priorities together. Whoever made the call
+        # pays it once no lock is held.
+        self.owed: list[Debt] = [] if beside is None else beside.owed
         self.flushed: Bell = Bell(self.lock)
         # The calls for single messages tick where seq_id & check_mask is 0.
         self.check_mask: int = 0
@@ -249,6 +261,19 @@ class QueueState:
         self.lock.check()
         if self.index.changing:
             self.read_again()
+
+    def catch_up(self) -> None:
+        """Pay what the calls of this queue owe: for threads, which may wait. No lock is held.
+
+        A signal's handler, or a finalizer, in the middle of another call pays nothing: that call
+        does, once it is over.
+        """
+        while self.owed and not (self.calls.is_mine() or self.index.poison.order.holds_any()):
+            try:
+                debt = self.owed.pop()
+            except IndexError:
+                break  # another thread has taken it
+            debt.pay()
 
     def check_open(self) -> None:
         """Raise what the queue raises since it was closed, deleted or forked, or since its engine

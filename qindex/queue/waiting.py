@@ -74,6 +74,9 @@ def take_first(
     ``is_stopped()``. No lock is held. Raises as ``take``.
     """
     deadline = deadline_after(timeout)
+    for state in states:
+        if state.owed:
+            state.catch_up()
     while True:
         gate = _Gate()
         ringers = [(state, gate.listener(state)) for state in states]
@@ -90,6 +93,9 @@ def take_first(
             left = time_left(deadline)
             is_over = is_stopped() or (left is not None and left <= 0)
             if taken is None and not is_over:
+                for state in states:
+                    if state.owed:
+                        state.catch_up()
                 gate.wait(left)
                 rung_by = gate.rung_by
                 taken = take()
@@ -197,6 +203,8 @@ class Consumer(Iterator[Delivery]):
                 if not self._deliverer.is_drained():
                     raise
                 self.stopped = True
+        if self._deliverer.state.owed:
+            self._deliverer.state.catch_up()
         if delivery is None:
             raise StopIteration
         self._given.append(delivery)

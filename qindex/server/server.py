@@ -184,7 +184,7 @@ class Server(Loop):
         reply = self.frame.of((number, 0, seq))
         if served.sync_each:
             return self.durable(served, conn, number, reply)
-        if not seq & 63 and served.flusher.is_due():
+        if served.state.owed:
             return self._see_to_flush(served, conn, number, reply)
         return reply
 
@@ -277,25 +277,26 @@ class Server(Loop):
     def _see_to_flush(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a publisher's reply. If the flush has fallen far behind, send it after the flush has
         caught up."""
-        flusher, state = served.flusher, served.state
-        if not flusher.is_due():
-            return reply
-        if flusher.request is None:
-            if state.flushing:
-                return reply
+        owed: list[Any] = []
+        while served.state.owed:
+            owed.append(served.state.owed.pop())
+        if not all(one.is_asked_for() for one in owed):
 
             def flush() -> bytes:
-                flusher.flush()
+                for one in owed:
+                    one.pay()
                 return reply
 
             return self.aside(conn, number, flush)
-        if not flusher.is_pressed():
+        pressed = [one for one in owed if one.is_pressed()]
+        if not pressed:
             return reply
 
         def attempt() -> Reply:
-            return None if flusher.is_pressed() and state.flushing else reply
+            waits = any(one.is_pressed() and one.state.flushing for one in pressed)
+            return None if waits else reply
 
-        bells = ((state, state.flushed),)
+        bells = tuple((one.state, one.state.flushed) for one in pressed)
         return self.wait_for(conn, number, bells, attempt, monotonic() + 1.0, lambda: reply)
 
     def _reserve(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -659,10 +660,14 @@ class Server(Loop):
         served = self._served.get(request[2]) or self._queue(request[2])
         self._ack_one(conn, served, request[3], request[4])
         reply = self.frame.of((number, 0))
-        return self._settled(served, conn, number, reply) if served.sync_each else reply
+        if served.sync_each or served.state.owed:
+            return self._settled(served, conn, number, reply)
+        return reply
 
     def _settled(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
-        return self.durable(served, conn, number, reply) if served.sync_each else reply
+        if served.sync_each:
+            return self.durable(served, conn, number, reply)
+        return self._see_to_flush(served, conn, number, reply)
 
     def _ack_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])

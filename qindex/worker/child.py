@@ -113,6 +113,9 @@ class _Asking:
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
         return not self.is_settled
 
+    def catch_up(self) -> None:
+        """Do nothing: the queue is another process's."""
+
     def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
         return False
 
