@@ -33,7 +33,6 @@ from qindex.aio.threads import running_loop, to_the_end
 from qindex.compat import shared
 from qindex.compat.queue import Codec, Held, Items, Taken, codec_of
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import take_last
 
 __all__ = ["PersistentLifoQueue", "PersistentQueue"]
 
@@ -161,7 +160,8 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
 
     def _put(self, item: Any) -> None:
         self._check_open()
-        self._core._producer.publish(self._codec.dumps(item), waits=False)
+        self._core._producer.publish(self._codec.dumps(item))
+        self._aio._hand_over()
         self._puts += 1
 
     def _get(self) -> Any:
@@ -170,7 +170,9 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         return item
 
     def _take(self) -> Delivery | None:
-        return self._core._deliverer.get(waits=False)
+        given = self._core._deliverer.get()
+        self._aio._hand_over()
+        return given
 
     def _one_less(self) -> None:
         super().task_done()
@@ -238,7 +240,8 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
     def _settle(self, delivery: Delivery, *, again: bool) -> None:
         self._check_open()
         if again:
-            self._core._settler.nack(delivery, waits=False)
+            self._core._settler.nack(delivery)
+            self._aio._hand_over()
             self._wake(self._getters)
         else:
             self._ack(delivery)
@@ -246,7 +249,8 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         self._held.taken.pop(delivery.seq_id, None)
 
     def _ack(self, delivery: Delivery) -> None:
-        self._core._settler.ack(delivery, waits=False)
+        self._core._settler.ack(delivery)
+        self._aio._hand_over()
 
     def task_done(self) -> None:
         """Mark an item as done: it does not come again.
@@ -304,4 +308,6 @@ class PersistentLifoQueue(PersistentQueue):
     _order = "last in, first out"
 
     def _take(self) -> Delivery | None:
-        return take_last(self._core, waits=False)
+        given = self._core._deliverer.take_last()
+        self._aio._hand_over()
+        return given

@@ -188,7 +188,7 @@ class Engine:
         message = message_of(body, key, headers, properties, 0)
         how: Any = options
         confirm, timeout = how.pop("confirm", False), how.pop("timeout", None)
-        publish = partial(self._engine._publish_to, names, message, waits=False, **how)
+        publish = partial(self._engine._publish_to, names, message, **how)
         self._check_open()
         if self._ports.noting:
             for target in targets:
@@ -397,7 +397,9 @@ def _first_of(
 ) -> tuple[Queue, plain_delivery.Delivery] | None:
     """Take the next message of the first of these queues that has one."""
     for one in queues:
-        found = one._deliverer.get(lease, False)
+        found = one._deliverer.get(lease)
+        if one._owed:
+            one._hand_over()
         if found is not None:
             return one, found
     return None

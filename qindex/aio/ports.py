@@ -84,9 +84,9 @@ class Port:
             bodies = noted[0]
             # One alone is quicker by itself.
             if len(bodies) == 1:
-                seqs = [producer.publish(bodies[0], waits=False)]
+                seqs = [producer.publish(bodies[0])]
             else:
-                seqs = producer.publish_many(bodies, waits=False)
+                seqs = producer.publish_many(bodies)
         except Exception as error:
             refused = Waiting()
             refused.futures += noted[1]

@@ -194,7 +194,6 @@ class Queue:
             window=window,
             until=until,
             priority=priority,
-            waits=False,
         )
         large = len(given.body if isinstance(given, Message) else given) > _ON_LOOP
         seq = -1
@@ -235,7 +234,7 @@ class Queue:
         confirm, timeout = how.pop("confirm", False), how.pop("timeout", None)
         coded_ones: Any = coded(self._queue._coder, messages)
         batch = coded_ones if isinstance(coded_ones, list | tuple) else list(coded_ones)
-        publish = partial(self._producer.publish_many, batch, waits=False, **how)
+        publish = partial(self._producer.publish_many, batch, **how)
         if self._ports.noting:
             self._ports.here().append(self._queue)
         large = batch_bytes(batch) > _BATCH_ON_LOOP
@@ -294,12 +293,9 @@ class Queue:
 
     def _hand_over(self) -> None:
         """Let the helper do what is owed, where nobody else does; the caller does not wait."""
-        owed = self._owed
-        while owed:
-            flusher: Any = owed.pop()
-            if not flusher.is_asked_for():
-                with suppress(ClosedError):
-                    self._ports.helper.submit(flusher.pay)
+        for debt in self._state.hand_over():
+            with suppress(ClosedError):
+                self._ports.helper.submit(debt.pay)
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -342,7 +338,7 @@ class Queue:
         if ack is not None:
             await self.ack(ack)
         if seq_id is not None:
-            given = self._deliverer.take_at(seq_id, lease=lease, waits=False)
+            given = self._deliverer.take_at(seq_id, lease=lease)
             if self._owed:
                 self._hand_over()
             return None if given is None else Delivery(self, given)
@@ -365,13 +361,11 @@ class Queue:
         self._turn += 1
         if not self._turn & _TURN:
             await asyncio.sleep(0)
-        delivery = deliverer.get(lease, waits=False)
+        delivery = deliverer.get(lease)
         if self._owed:
             self._hand_over()
         if delivery is None and has_time(timeout):
-            delivery = await self._wait_for(
-                lambda: deliverer.get(lease, waits=False), timeout, stopped
-            )
+            delivery = await self._wait_for(lambda: deliverer.get(lease), timeout, stopped)
         return None if delivery is None else Delivery(self, delivery)
 
     async def get_many(
@@ -393,7 +387,7 @@ class Queue:
         await asyncio.sleep(0)
 
         def take() -> plain_delivery.Batch:
-            return self._deliverer.get_many(max_messages, lease=lease, waits=False)
+            return self._deliverer.get_many(max_messages, lease=lease)
 
         batch = take()
         if self._owed:
@@ -412,11 +406,15 @@ class Queue:
         while not stopped():
             with Waiter(state, state.arrived) as waiter:
                 taken = take()
+                if self._owed:
+                    self._hand_over()
                 if not taken and not stopped():
                     await waiter.wait(time_left(deadline))
                 waiter.content = bool(taken) or stopped()
             if not taken and not stopped():
                 taken = take()
+            if self._owed:
+                self._hand_over()
             if taken:
                 return taken
             if deadline is not None and monotonic() >= deadline:
@@ -486,7 +484,7 @@ class Queue:
             plain_one = delivery._plain
         except AttributeError:
             raise no_delivery(delivery) from None
-        self._settler.ack(plain_one, waits=False)
+        self._settler.ack(plain_one)
         if self._owed:
             self._hand_over()
         if self._sync_each:
@@ -503,13 +501,13 @@ class Queue:
         """
         queue = self._queue
         if isinstance(deliveries, Batch):
-            self._settler.ack_many(deliveries._plain, waits=False)
+            self._settler.ack_many(deliveries._plain)
         else:
             listed = list(deliveries)
             for at, one in enumerate(listed):
                 if not isinstance(one, Delivery):
                     raise no_delivery(one, at, len(listed))
-            self._settler.ack_many([one._plain for one in listed], waits=False)
+            self._settler.ack_many([one._plain for one in listed])
         if self._owed:
             self._hand_over()
         if self._sync_each:
@@ -524,7 +522,7 @@ class Queue:
         Returns:
             The number of acknowledged deliveries.
         """
-        count = self._settler.ack_up_to(seq_id, waits=False)
+        count = self._settler.ack_up_to(seq_id)
         if self._owed:
             self._hand_over()
         if self._sync_each and count:
@@ -554,7 +552,8 @@ class Queue:
             # The due time is to be synced, or the message may have to be moved.
             await self._aside_run(lambda: queue.nack(plain, delay=delay, count=count))
         else:
-            self._settler.nack(plain, delay, count, waits=False)
+            self._settler.nack(plain, delay, count)
+            self._hand_over()
 
     async def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered, delayed or not.
@@ -565,7 +564,7 @@ class Queue:
         Returns:
             True if no consumer has had the message and none will. False if nothing changed.
         """
-        dropped = self._settler.cancel(seq_id, waits=False)
+        dropped = self._settler.cancel(seq_id)
         if self._owed:
             self._hand_over()
         if self._sync_each and dropped:
@@ -630,9 +629,10 @@ class Queue:
             await self._catch_up()
             return
         if requeue:
-            self._settler.nack(delivery._plain, waits=False)
+            self._settler.nack(delivery._plain)
+            self._hand_over()
             return
-        self._settler.reject(delivery._plain, waits=False)
+        self._settler.reject(delivery._plain)
         if self._owed:
             await self._catch_up()
         if self._sync_each:

@@ -70,7 +70,7 @@ class Transaction:
         timeout = how.pop("timeout", None)
         due = due_time(how.pop("delay", None), how.pop("at", None))
         target = queue._queue if isinstance(queue, Queue) else queue
-        publish = partial(self._plain._publish, target, message, due=due, waits=False, **how)
+        publish = partial(self._plain._publish, target, message, due=due, **how)
         return await with_room(partial(self._helper.finish, publish), timeout)
 
     async def ack(self, delivery: Delivery) -> None:

@@ -848,8 +848,6 @@ class Engine:
 
         def take() -> tuple[QueueState, Delivery] | None:
             for one in sources:
-                if one.state.owed:
-                    one.state.catch_up()
                 found = one.deliverer.get(lease)
                 if found is not None:
                     return one.state, found
@@ -858,8 +856,13 @@ class Engine:
         waits = has_time(timeout)
         taken = take()
         if taken is not None or not waits:
-            return None if taken is None else taken[1]
-        return take_first([one.state for one in sources], take, timeout)
+            given = None if taken is None else taken[1]
+        else:
+            given = take_first([one.state for one in sources], take, timeout)
+        for one in sources:
+            if one.state.owed:
+                one.state.catch_up()
+        return given
 
     def _sources(self, queues: Sequence[Queue | str]) -> list[QueueParts]:
         """Return the queues of a call, each once. Raises :class:`UsageError`."""
@@ -932,16 +935,13 @@ class Engine:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
-        *,
-        waits: bool = True,
     ) -> list[int]:
-        """See :meth:`publish_to`; ``waits``: whether the caller may wait for a flush or the disk.
-        Raises :class:`WouldWaitError`."""
+        """See :meth:`publish_to`. Raises :class:`WouldWaitError`."""
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():
             with self.transaction() as tx:
-                seqs = tx._publish_to(names, message, ttl, persistent, waits)
+                seqs = tx._publish_to(names, message, ttl, persistent)
             if confirm:
                 for name in names:
                     self.queue(name).sync()

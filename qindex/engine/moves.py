@@ -45,7 +45,7 @@ from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
 from qindex.queue.room import WouldWaitError
-from qindex.queue.state import QueueState
+from qindex.queue.state import Debt, QueueState
 from qindex.queue.timer import Alarm
 
 _log = logging.getLogger("qindex.moves")
@@ -246,7 +246,7 @@ class Moves:
         """Return whether the calling thread is in the middle of a move."""
         return self.lock.is_mine() or self._rounds.is_mine()
 
-    def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool = True) -> None:
+    def move(self, source: DeadLetters, letters: Sequence[Letter]) -> None:
         """Move messages of ``source``, which are marked as being moved, to its dead-letter queue.
 
         On return they are there, or dropped, if they would go round in a loop; and they count no
@@ -260,12 +260,13 @@ class Moves:
         else:
             # Or a move for the sake of which room is made for another one.
             self._serve([request])
-        self.follow_up(waits, _MOST_PENDING)
+        if self.follow_up(_MOST_PENDING) and self not in source.state.owed:
+            source.state.owed.append(self)
         if request.error is not None:
             raise NotMovedError(request.left, request.error) from request.error
         if request.target is not None:
-            request.target.room.keep_within(waits)
-            _pass_on(request.target.state, source.state)
+            request.target.room.keep_within()
+            source.state.owed += request.target.state.take_owed()
 
     def _serve_all(self) -> None:
         """Do the moves requested by now: one round of :attr:`_rounds`."""
@@ -484,23 +485,46 @@ class Moves:
         except StoreError as error:
             _log.error("what follows a rollback is left for later: %s", error)
 
-    def follow_up(self, waits: bool, most: int) -> None:
+    def follow_up(self, most: int) -> bool:
         """Do what follows a commit or a rollback, which no error may deny: it is logged. The rest
-        is done in a while; ``waits``: or now, if there are ``most`` entries to acknowledge, or
-        transactions to forget."""
+        is done in a while. Return whether it is owed now: there are ``most`` entries to
+        acknowledge, or transactions to forget."""
         try:
             if self.fsync and self._pending:
                 with self.lock:
                     self._acknowledge()
-            is_done = waits and max(self.pending, len(self._unsettled)) >= most
-            if is_done:
-                self.settle()
         except StoreError as error:
             _log.error("what follows a commit is left for later: %s", error)
-            is_done = waits = False
-        if not (is_done or self._alarmed) and (self._background or not waits):
+            self._settle_later(self._idle)
+            return False
+        if max(self.pending, len(self._unsettled)) >= most:
+            return True
+        if self._background:
+            self._settle_later(self._idle)
+        return False
+
+    def _settle_later(self, seconds: float) -> None:
+        if not self._alarmed:
             self._alarmed = True
-            self._alarm.set(self, monotonic() + self._idle)
+            self._alarm.set(self, monotonic() + seconds)
+
+    def pay(self) -> list[Debt]:
+        """Settle; an error is logged."""
+        try:
+            self.settle()
+        except StoreError as error:
+            _log.error("what follows a commit is left for later: %s", error)
+            self._settle_later(self._idle)
+        return []
+
+    def is_asked_for(self) -> bool:
+        """Leave it to the timer."""
+        self._alarm.set(self, 0.0)
+        return True
+
+    def is_pressed(self) -> bool:
+        """Return False: nobody need wait for it."""
+        return False
 
     # -- making durable -------------------------------------------------------------------------
 
@@ -560,16 +584,6 @@ class Moves:
                     self._settle()
             finally:
                 self.log.close()
-
-
-def _pass_on(target: QueueState, source: QueueState) -> None:
-    """Let the caller of ``source`` pay what is owed to ``target``, which has moved its own dead
-    letters."""
-    while target.owed:
-        try:
-            source.owed.append(target.owed.pop())
-        except IndexError:
-            break  # another thread has taken it
 
 
 def _sync(queue: QueueState) -> None:

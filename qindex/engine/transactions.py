@@ -318,11 +318,8 @@ class Transaction:
         window: float | None = None,
         until: Until = "acked",
         priority: int | None = None,
-        *,
-        waits: bool = True,
     ) -> int:
-        """See :meth:`publish`; ``waits``: whether the caller may wait for a flush. Raises
-        :class:`WouldWaitError`."""
+        """See :meth:`publish`. Raises :class:`WouldWaitError`."""
         every = self._checked()
         with every.calls.here():
             whole = _parts_of(every, queue)
@@ -331,9 +328,7 @@ class Transaction:
             part._due = due
             self._parts.append(part)
             try:
-                seq = parts.producer.publish_noted(
-                    message, part, ttl, due, unique, window, until, waits
-                )
+                seq = parts.producer.publish_noted(message, part, ttl, due, unique, window, until)
             except BaseException:
                 self._drop(part)
                 raise
@@ -345,11 +340,9 @@ class Transaction:
         message: Message,
         ttl: float | None,
         persistent: bool,
-        waits: bool,
     ) -> list[int]:
-        """Publish one message to several queues, and return its seq_id in each. ``waits``: whether
-        the caller may wait for a flush. Raises :class:`WouldWaitError`. If it raises, the
-        transaction must be rolled back."""
+        """Publish one message to several queues, and return its seq_id in each. Raises
+        :class:`WouldWaitError`. If it raises, the transaction must be rolled back."""
         every = self._checked()
         is_plain = (
             persistent
@@ -362,7 +355,7 @@ class Transaction:
         others = [every.parts_of(name) for name, seq in zip(names, seqs, strict=True) if seq < 0]
         if not others:
             return seqs
-        shared = iter(self._share(others, message, ttl, persistent, waits))
+        shared = iter(self._share(others, message, ttl, persistent))
         return [next(shared) if seq < 0 else seq for seq in seqs]
 
     def _share(
@@ -371,7 +364,6 @@ class Transaction:
         message: Message,
         ttl: float | None,
         persistent: bool,
-        waits: bool,
     ) -> list[int]:
         """See :meth:`_publish_to`. A large record is written to the message store once, with a
         reference for each queue."""
@@ -405,7 +397,7 @@ class Transaction:
             for level, one in zip(levels, held, strict=False):
                 level.producer.room.give_back(one)
         for level in levels:
-            level.producer.room.keep_within(waits)
+            level.producer.room.keep_within()
         return seqs
 
     def _drop(self, part: _Part) -> None:
@@ -512,7 +504,8 @@ class Transaction:
             raise
         if moves.fsync:
             self._sync_keys()
-        moves.follow_up(True, _MOST_UNSETTLED)
+        if moves.follow_up(_MOST_UNSETTLED):
+            moves.pay()
 
     def _sync_keys(self) -> None:
         """Make the windows of unique keys durable. The transaction is committed, which no error may
@@ -586,7 +579,8 @@ class Transaction:
                 with suppress(StoreError):
                     owner.undo_move(delivery)
         every.moves.undo(self._noted, self._parts)
-        every.moves.follow_up(True, _MOST_UNSETTLED)
+        if every.moves.follow_up(_MOST_UNSETTLED):
+            every.moves.pay()
 
 
 def _parts_of(every: Transactions, queue: str | Queue) -> QueueParts:

@@ -34,7 +34,7 @@ from qindex.queue.dead_letter import Letter, NotMovedError, Reason
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.message_reader import MessageReader
 from qindex.queue.outstanding import Outstanding, seqs_of
-from qindex.queue.state import QueueState
+from qindex.queue.state import Debt, QueueState
 
 _log = logging.getLogger("qindex.queue")
 
@@ -63,7 +63,7 @@ class Mover(Protocol):
     def is_behind(self) -> bool:
         """Return whether :meth:`settle` has anything to do."""
 
-    def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool) -> None:
+    def move(self, source: DeadLetters, letters: Sequence[Letter]) -> None:
         """Move messages, which are marked as being moved, to the source's dead-letter queue.
 
         Raises :class:`NotMovedError`. No queue's lock may be held.
@@ -232,13 +232,11 @@ class DeadLetters:
 
     # -- moving ---------------------------------------------------------------------------------
 
-    def reject(
-        self, deliveries: Sequence[Delivery], *, waits: bool, cause: str = ""
-    ) -> list[StoreError | None]:
+    def reject(self, deliveries: Sequence[Delivery], *, cause: str = "") -> list[StoreError | None]:
         """Move messages to the dead-letter queue; they are there on return. Returns why not, for
         each that is not: it is as it was."""
         with self.state.calls.here():
-            return self._reject(deliveries, waits, lambda one: replace(one, cause=cause))
+            return self._reject(deliveries, lambda one: replace(one, cause=cause))
 
     def move_to(
         self,
@@ -246,8 +244,6 @@ class DeadLetters:
         target: str,
         headers: Mapping[str, Any] | None,
         due: int,
-        *,
-        waits: bool,
     ) -> StoreError | None:
         """Move a message to another queue, with these headers; as :meth:`reject`."""
 
@@ -261,10 +257,10 @@ class DeadLetters:
             return replace(letter, message=message, target=target, due=due)
 
         with self.state.calls.here():
-            return self._reject([delivery], waits, moved)[0]
+            return self._reject([delivery], moved)[0]
 
     def _reject(
-        self, deliveries: Sequence[Delivery], waits: bool, made: Callable[[Letter], Letter]
+        self, deliveries: Sequence[Delivery], made: Callable[[Letter], Letter]
     ) -> list[StoreError | None]:
         state = self.state
         failures: list[StoreError | None] = [None] * len(deliveries)
@@ -283,7 +279,7 @@ class DeadLetters:
             return failures
         left: set[int] = set()
         try:
-            self.mover.move(self, list(letters.values()), waits=waits)
+            self.mover.move(self, list(letters.values()))
         except NotMovedError as error:
             left = {one.seq_id for one in error.left}
             for at, letter in letters.items():
@@ -298,24 +294,36 @@ class DeadLetters:
                     state.tally.given_up["rejected"] += letter.target is None
         return failures
 
-    def move_unlocked(self, waits: bool) -> bool:
-        """Move what waits, with the lock released meanwhile. Return whether all was moved."""
-        if self.stuck:
-            return False
-        self.state.lock.while_released(lambda: self.move_waiting(waits))
-        self.state.resume()
-        return not self.holds_any()
+    def owe(self) -> None:
+        """Note that letters wait to be moved: whoever made the call does it."""
+        owed = self.state.owed
+        if not (self.is_empty() or self.stuck or self.is_moving_here() or self in owed):
+            owed.append(self)
 
-    def move_waiting(self, waits: bool = True, *, again: bool = False) -> None:
+    def pay(self) -> list[Debt]:
+        """Move the letters. Their target may have a flush due, or have moved letters of its own."""
+        self.move_waiting()
+        return self.state.take_owed()
+
+    def is_asked_for(self) -> bool:
+        """Leave the letters to the timer."""
+        self.state.alarm.set(self, 0.0)
+        return True
+
+    def is_pressed(self) -> bool:
+        """Return False: nobody need wait for it."""
+        return False
+
+    def move_waiting(self, *, again: bool = False) -> None:
         """Move the letters that wait; ``again``: also when that has failed before. No lock held.
 
-        Letters that can't be moved stay, and are tried again after a while. A caller that may not
-        wait leaves them to the timer. So does a thread that finds them under way in the middle of
-        the move of another queue's: the other thread may be waiting for that one.
+        Letters that can't be moved stay, and are tried again after a while. A thread that finds
+        them under way in the middle of the move of another queue's leaves them to the timer: the
+        other thread may be waiting for that one.
         """
         if self.is_empty() or (self.stuck and not again) or self.is_moving_here():
             return
-        if not (waits and self._move_in_turn(again)):
+        if not self._move_in_turn(again):
             self.state.alarm.set(self, 0.0)
 
     def _move_in_turn(self, again: bool) -> bool:
@@ -331,7 +339,7 @@ class DeadLetters:
 
     def on_alarm(self) -> None:
         """Try again what could not be moved. The engine's timer calls it."""
-        self.move_waiting(True, again=True)
+        self.move_waiting(again=True)
         self.state.catch_up()
 
     def _move_next(self) -> bool:
@@ -354,7 +362,7 @@ class DeadLetters:
         if not letters:
             return bool(self._postponed)
         try:
-            self.mover.move(self, letters, waits=True)
+            self.mover.move(self, letters)
         except NotMovedError as error:
             with state.lock.anyway:
                 self.waiting = error.left + self.waiting

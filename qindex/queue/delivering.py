@@ -13,7 +13,7 @@ from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.format.headers import DUE_HEADER, due_of
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
-from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
+from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.message_reader import MessageReader
@@ -37,10 +37,7 @@ and each step of reading ahead would wait for the interpreter, with the queue's 
 
 
 class Deliverer:
-    """Hands out the messages of one queue.
-
-    Each call takes ``waits``: whether it may wait for a flush, or for the disk.
-    """
+    """Hands out the messages of one queue."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class Deliverer:
 
     # -- one by one -----------------------------------------------------------------------------
 
-    def get(self, lease: float | None = None, waits: bool = True) -> Delivery | None:
+    def get(self, lease: float | None = None) -> Delivery | None:
         """Take the next message, as :meth:`qindex.queue.queue.Queue.get`. Return None if none is
         ready."""
         if lease is not None:
@@ -80,7 +77,7 @@ class Deliverer:
                 window, at = ahead.window, ahead.at
                 if ahead.returned or at == len(window.bodies):
                     given = None
-                    if not self._available(waits):
+                    if not self._available():
                         break
                     if ahead.returned or ahead.staged is not None:
                         given = self._take_returned(lease)
@@ -128,10 +125,10 @@ class Deliverer:
                 lock.let_go()  # a signal's handler may have raised as leave began
             raise
         if state.to_move:
-            self._letters.move_waiting(waits)
+            self._letters.owe()
         return given
 
-    def _available(self, waits: bool) -> bool:
+    def _available(self) -> bool:
         """Return whether a message was given back, or is in the window. Read ahead if not."""
         state = self.state
         state.refuse_delivery()
@@ -149,12 +146,11 @@ class Deliverer:
         while ahead.is_empty():
             if index.dirty > self._flusher.max_dirty:
                 self._flusher.flush_due()  # deliveries count too
-            if len(letters.waiting) >= MOST_WAITING and letters.move_unlocked(waits):
-                continue
             if self._fill(_READ_AHEAD_SHARED if state.lock.is_shared() else READ_AHEAD):
                 break
-            if not (letters.holds_any() and letters.move_unlocked(waits)):
-                return False
+            if letters.holds_any():
+                letters.owe()
+            return False
         return True
 
     def _fill(self, most: int) -> bool:
@@ -338,7 +334,7 @@ class Deliverer:
 
     # -- in batches -----------------------------------------------------------------------------
 
-    def get_many(self, most: int, *, lease: float | None = None, waits: bool = True) -> Batch:
+    def get_many(self, most: int, *, lease: float | None = None) -> Batch:
         """Take messages, as :meth:`qindex.queue.queue.Queue.get_many`. The batch is empty if none
         is ready."""
         if not isinstance(most, int) or most < 1:
@@ -346,7 +342,7 @@ class Deliverer:
         if lease is not None:
             check_lease(lease)
         with self.state.lock, self.state as state:
-            ready = self._available(waits)
+            ready = self._available()
             # The batch is made after this: a message that is given back meanwhile may be in it.
             batch = Batch(self._settler, state.index.nacks)
             # Once more, where all of them had been delivered too often.
@@ -356,7 +352,7 @@ class Deliverer:
                 if batch:
                     self._flusher.tick()
         if state.to_move:
-            self._letters.move_waiting(waits)
+            self._letters.owe()
         return batch
 
     def take_many(self, batch: Batch, most: int) -> None:
@@ -608,21 +604,19 @@ class Deliverer:
 
     # -- from the back ----------------------------------------------------------------------------
 
-    def take_last(self, *, waits: bool = True) -> Delivery | None:
+    def take_last(self) -> Delivery | None:
         with self.state.lock, self.state as state:
             state.refuse_delivery()
             index = state.index
             given: Delivery | None = None
             while index.live > index.out and (seq := index.last_ready()) is not None:
-                given = self._take_one(seq, waits)
+                given = self._take_one(seq)
                 if given is not None:
                     break
-        self._letters.move_waiting(waits)
+        self._letters.owe()
         return given
 
-    def take_at(
-        self, seq: int, *, lease: float | None = None, waits: bool = True
-    ) -> Delivery | None:
+    def take_at(self, seq: int, *, lease: float | None = None) -> Delivery | None:
         """See :meth:`qindex.queue.queue.Queue.get`, of the message with a seq_id."""
         if not isinstance(seq, int) or isinstance(seq, bool):
             raise UsageError(f"a seq_id is an int, not {seq!r}")
@@ -636,11 +630,11 @@ class Deliverer:
                 if state.later is not None and index.is_held(seq):
                     state.later.take(seq)
                 if index.state_of(seq) in (PUBLISHED, DELIVERED):
-                    given = self._take_one(seq, waits, lease)
-        self._letters.move_waiting(waits)
+                    given = self._take_one(seq, lease)
+        self._letters.owe()
         return given
 
-    def _take_one(self, seq: int, waits: bool, lease: float | None = None) -> Delivery | None:
+    def _take_one(self, seq: int, lease: float | None = None) -> Delivery | None:
         """Deliver an entry that is ready, wherever it is; ``None`` as for :meth:`_deliver`."""
         index = self.state.index
         index.ahead.unread(seq)

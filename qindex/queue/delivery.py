@@ -31,13 +31,15 @@ class Settles(Protocol):
 
     name: str
 
-    def ack(self, delivery: Delivery, /) -> None:
-        """Acknowledge it."""
+    def ack(self, delivery: Delivery, /) -> Callable[[], None] | None:
+        """Acknowledge it. Returns what makes that durable, where it is to be so on return."""
 
-    def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
+    def nack(
+        self, delivery: Delivery, delay: float | None = None, count: bool = True, /
+    ) -> Callable[[], None] | None:
         """Requeue it, to be delivered again."""
 
-    def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None, /) -> Callable[[], None] | None:
         """Refuse it for good."""
 
     def move(
@@ -250,7 +252,9 @@ class Delivery:
     def ack(self) -> None:
         """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
         owner = self._its_queue()
-        owner.ack(self)
+        due = owner.ack(self)
+        if due is not None:
+            due()
         owner.catch_up()
 
     def nack(self, *, delay: float | None = None, count: bool = True) -> None:
@@ -264,7 +268,9 @@ class Delivery:
             StoreError: As :meth:`qindex.queue.queue.Queue.nack`.
         """
         owner = self._its_queue()
-        owner.nack(self, delay, count)
+        due = owner.nack(self, delay, count)
+        if due is not None:
+            due()
         owner.catch_up()
 
     def reject(self, reason: str | None = None) -> None:
@@ -277,7 +283,9 @@ class Delivery:
             StoreError: As :meth:`qindex.queue.queue.Queue.reject`; the delivery is as it was.
         """
         owner = self._its_queue()
-        owner.reject(self, reason)
+        due = owner.reject(self, reason)
+        if due is not None:
+            due()
         owner.catch_up()
 
     def move(

@@ -141,7 +141,7 @@ class Flusher:
         has to do it."""
         return self.request is not None and self.request(self)
 
-    def pay(self) -> None:
+    def pay(self) -> list[Debt]:
         """Flush if nobody else does, or wait while publishers are to wait. No lock is held.
 
         A flush that fails is logged, and the next one tries again.
@@ -150,13 +150,14 @@ class Flusher:
         if not self.is_asked_for():
             if not state.flushing and self.is_due():
                 self._try_to_flush()
-            return
+            return []
         with state.lock.anyway:
             while self.is_pressed() and not state.lock.is_over():
                 if state.flushing == get_ident():
                     break
                 if not state.flushed.wait(LOOK_AGAIN) and not state.flushing:
                     break
+        return []
 
     def _try_to_flush(self) -> None:
         try:

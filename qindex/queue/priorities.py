@@ -32,7 +32,7 @@ from qindex.queue.outstanding import Outstanding
 from qindex.queue.parts import QueueParts
 from qindex.queue.producing import Producer
 from qindex.queue.room import Room
-from qindex.queue.settling import Settler
+from qindex.queue.settling import Settler, Sync
 from qindex.queue.state import QueueState
 from qindex.queue.stats import ByReason, QueueStats
 
@@ -272,7 +272,6 @@ class PriorityProducer(Producer):
         window: float | None = None,
         until: Until = "acked",
         priority: int | None = None,
-        waits: bool = True,
     ) -> int:
         """Publish a message with a priority, which its record has among its properties. None: with
         that of its properties."""
@@ -302,7 +301,6 @@ class PriorityProducer(Producer):
             window,
             until,
             None,
-            waits,
         )
         return producer.state.base + seq
 
@@ -316,7 +314,6 @@ class PriorityProducer(Producer):
         delay: float | None = None,
         at: datetime | None = None,
         priority: int | None = None,
-        waits: bool = True,
     ) -> range:
         parts = self._parts
         given: Sequence[Body | Message] = list(messages)
@@ -341,7 +338,6 @@ class PriorityProducer(Producer):
             confirm=confirm,
             delay=delay,
             at=at,
-            waits=waits,
         )
         base = level.state.base
         return range(base + seqs.start, base + seqs.stop)
@@ -389,20 +385,20 @@ class PriorityDeliverer(Deliverer):
         # Those of the levels, the highest first.
         self.levels: tuple[Deliverer, ...] = (first.deliverer,)
 
-    def get(self, lease: float | None = None, waits: bool = True) -> Delivery | None:
+    def get(self, lease: float | None = None) -> Delivery | None:
         """Take the first message of the highest level that has one."""
         for level in self.levels:
             state = level.state
             index = state.index
             # Try the level of priority 0 in any case: it raises if the queue is closed.
             if index.has_any() or not state.base or level._owed is not None or index.changing:
-                given = level.get(lease, waits)
+                given = level.get(lease)
                 if given is not None:
                     given.seq_id += state.base
                     return given
         return None
 
-    def get_many(self, most: int, *, lease: float | None = None, waits: bool = True) -> Batch:
+    def get_many(self, most: int, *, lease: float | None = None) -> Batch:
         """Take messages of the highest level that has any, and of those below while there is room.
         An error ends the batch before its message, which raises it at the next call."""
         parts: list[Batch] = []
@@ -415,7 +411,7 @@ class PriorityDeliverer(Deliverer):
             if parts and count == most:
                 break
             try:
-                batch = level.get_many(most - count, lease=lease, waits=waits)
+                batch = level.get_many(most - count, lease=lease)
             except StoreError as error:
                 if not parts:
                     raise
@@ -443,7 +439,7 @@ class PriorityDeliverer(Deliverer):
             level.state.draining = True
         self.wake_consumers()
 
-    def take_last(self, *, waits: bool = True) -> Delivery | None:
+    def take_last(self) -> Delivery | None:
         """Refuse: a priority queue is not a stack."""
         raise UsageError(f"queue {self.state.name!r} has priorities: it can't be used as a stack")
 
@@ -451,15 +447,13 @@ class PriorityDeliverer(Deliverer):
         """Refuse, as :meth:`take_last`."""
         raise UsageError(f"queue {self.state.name!r} has priorities: it can't be used as a stack")
 
-    def take_at(
-        self, seq: int, *, lease: float | None = None, waits: bool = True
-    ) -> Delivery | None:
+    def take_at(self, seq: int, *, lease: float | None = None) -> Delivery | None:
         """See :meth:`qindex.queue.queue.Queue.get`, of the message with a seq_id."""
         level = self._parts.level_at(seq) if isinstance(seq, int) else self._parts.level(0)
         if level is None:
             return None
         seq = seq & LOW if isinstance(seq, int) else seq
-        given = level.deliverer.take_at(seq, lease=lease, waits=waits)
+        given = level.deliverer.take_at(seq, lease=lease)
         if given is not None:
             given.seq_id += level.state.base
         return given
@@ -489,10 +483,10 @@ class PrioritySettler(Settler):
             groups.setdefault(self._of(delivery), []).append(delivery)
         return groups
 
-    def ack(self, delivery: Delivery, waits: bool = True) -> None:
-        self._of(delivery).ack(delivery, waits)
+    def ack(self, delivery: Delivery) -> Sync:
+        return self._of(delivery).ack(delivery)
 
-    def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
+    def ack_many(self, deliveries: Iterable[Delivery]) -> Sync:
         """See :meth:`qindex.queue.queue.Queue.ack_many`. One write for each priority."""
         groups: dict[Settler, Iterable[Delivery]] = {}
         if isinstance(deliveries, Batch):
@@ -503,9 +497,10 @@ class PrioritySettler(Settler):
         else:
             groups.update(self._grouped(deliveries))
         if len(groups) < 2:
+            due = None
             for settler, listed in groups.items():
-                settler.ack_many(listed, waits=waits)
-            return
+                due = settler.ack_many(listed)
+            return due
         state = self.state
         state.check_sync()
         with state.lock, ExitStack() as stack:
@@ -518,16 +513,21 @@ class PrioritySettler(Settler):
             for settler, seqs in found:
                 settler.outstanding.ack_all(seqs)
                 settler._flusher.tick()
-        if waits and state.sync_each:
+        if not state.sync_each:
+            return None
+
+        def sync() -> None:
             for settler in groups:
                 settler.state.sync_journal()
 
-    def ack_up_to(self, seq_id: int, *, waits: bool = True) -> int:
+        return sync
+
+    def ack_up_to(self, seq_id: int) -> int:
         """See :meth:`qindex.queue.queue.Queue.ack_up_to`: of the priority of this seq_id."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         level = self._parts.level_at(seq_id)
-        return 0 if level is None else level.settler.ack_up_to(seq_id & LOW, waits=waits)
+        return 0 if level is None else level.settler.ack_up_to(seq_id & LOW)
 
     def is_out(self, seq_id: int, taken: int | None = None) -> bool:
         level = self._parts.level_at(seq_id)
@@ -542,12 +542,11 @@ class PrioritySettler(Settler):
         delivery: Delivery,
         delay: float | None = None,
         count: bool = True,
-        waits: bool = True,
-    ) -> None:
-        self._of(delivery).nack(delivery, delay, count, waits)
+    ) -> Sync:
+        return self._of(delivery).nack(delivery, delay, count)
 
-    def reject(self, delivery: Delivery, reason: str | None = None, *, waits: bool = True) -> None:
-        self._of(delivery).reject(delivery, reason, waits=waits)
+    def reject(self, delivery: Delivery, reason: str | None = None) -> Sync:
+        return self._of(delivery).reject(delivery, reason)
 
     def move(
         self,
@@ -555,16 +554,14 @@ class PrioritySettler(Settler):
         queue: str,
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
-        *,
-        waits: bool = True,
     ) -> None:
-        self._of(delivery).move(delivery, queue, headers, delay, waits=waits)
+        self._of(delivery).move(delivery, queue, headers, delay)
 
-    def cancel(self, seq_id: int, waits: bool = True) -> bool:
+    def cancel(self, seq_id: int) -> bool:
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         level = self._parts.level_at(seq_id)
-        return level is not None and level.settler.cancel(seq_id & LOW, waits)
+        return level is not None and level.settler.cancel(seq_id & LOW)
 
     def give_back_together(self, asked: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
         found: list[StoreError | None] = [None] * len(asked)
@@ -656,10 +653,10 @@ class PriorityRoom(Room):
         """Return whether nothing can be dropped now: the dead-letter queue is full."""
         return any(level.letters.stuck for level in self._levels)
 
-    def move_letters(self, waits: bool) -> None:
-        """Move the dropped messages to the dead-letter queue. No lock is held."""
+    def owe_letters(self) -> None:
+        """Note that the dropped messages go to the dead-letter queue."""
         for level in self._levels:
-            level.letters.move_waiting(waits)
+            level.letters.owe()
 
     def drop_some(self, limits: Limits) -> bool:
         """Drop the oldest messages of the lowest priority that has any. Lock held."""

@@ -88,10 +88,8 @@ class Later:
 
 
 class Producer:
-    """Appends messages to one queue.
-
-    Each call takes ``waits``: whether it may wait for a flush, or for the disk.
-    """
+    """Appends messages to one queue. Nothing here waits for the disk: what is to be durable on
+    return its caller makes durable."""
 
     def __init__(self, state: QueueState, flusher: Flusher, room: Room, expirer: Expirer) -> None:
         self.state = state
@@ -116,7 +114,6 @@ class Producer:
         window: float | None = None,
         until: Until = "acked",
         priority: int | None = None,
-        waits: bool = True,
     ) -> int:
         state = self.state
         middle, expiry, due, limits = NOTHING, 0, 0, None
@@ -145,26 +142,26 @@ class Producer:
                     properties = state.properties
                 message = message_of(body, key, headers, properties, time_ns())
                 return self._publish_unique(
-                    message, unique, window, until, ttl, persistent, confirm, due, waits
+                    message, unique, window, until, ttl, persistent, confirm, due
                 )
             if isinstance(body, Message):
                 refuse_parts(key, headers, properties)
                 # Checked here, because its error names no place in a batch.
                 messages = [self._checked(body)]
-                return self._publish_messages(messages, ttl, persistent, confirm, due, waits).start
+                return self._publish_messages(messages, ttl, persistent, confirm, due).start
             if type(body) is not bytes:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
                 return self._publish_any(
-                    body, key, headers, properties, ttl, persistent, confirm, due, waits
+                    body, key, headers, properties, ttl, persistent, confirm, due
                 )
             middle, expiry = frame
             limits = state.limits
             if len(body) > state.most_embedded:
-                return self._publish_stored(body, time_ns(), middle, expiry, due, confirm, waits)
+                return self._publish_stored(body, time_ns(), middle, expiry, due, confirm)
         lock = state.lock
-        synced = waits and (confirm or state.sync_each)
+        synced = confirm or state.sync_each
         if lock.is_mine() or (synced and state.is_syncing_here()):
             refuse_twice()
         try:
@@ -172,7 +169,7 @@ class Producer:
             if limits is not None and not self._fits(len(body)):
                 lock.release()
                 return self._publish_any(
-                    body, key, headers, properties, ttl, persistent, confirm, due, waits
+                    body, key, headers, properties, ttl, persistent, confirm, due
                 )
             later = state.delays() if due else None
             index = state.index
@@ -208,8 +205,6 @@ class Producer:
             finally:
                 lock.let_go()  # a signal's handler may have raised as leave began
             raise
-        if synced:
-            state.sync_journal()
         return seq
 
     def without_priorities(self, priority: object) -> UsageError:
@@ -230,7 +225,6 @@ class Producer:
         persistent: bool,
         confirm: bool,
         due: int,
-        waits: bool,
         also: Later | None = None,
     ) -> int:
         """Publish a message with a unique key; ``also``: others that take note of it."""
@@ -244,9 +238,7 @@ class Producer:
             also.then = taking.open_window
         message = replace(message, headers=without_key(message.headers) | taking.headers)
         notes: Notes = taking if also is None else _Both(taking, also)
-        seqs = self._publish_all([message], ttl, persistent, confirm, due, waits, notes=notes)
-        if waits and window is not None and (confirm or state.sync_each) and state.keys is not None:
-            state.keys.sync()
+        seqs = self._publish_all([message], ttl, persistent, confirm, due, notes=notes)
         return seqs.start
 
     def publish_noted(
@@ -258,7 +250,6 @@ class Producer:
         unique: str | None,
         window: float | None,
         until: Until,
-        waits: bool,
     ) -> int:
         """Publish a message, as :meth:`publish`, and take ``notes`` of it. They delay a message
         that is ``due`` later, and make it durable."""
@@ -268,11 +259,9 @@ class Producer:
                 state.delays()
             message = _with_due(message, due)
         if unique is not None:
-            return self._publish_unique(
-                message, unique, window, until, ttl, True, False, 0, waits, notes
-            )
+            return self._publish_unique(message, unique, window, until, ttl, True, False, 0, notes)
         self.check_message(message)
-        return self._publish_all([message], ttl, True, False, 0, waits, notes).start
+        return self._publish_all([message], ttl, True, False, 0, notes).start
 
     def append_pending(self, body: bytes, id_high: int, notes: Later) -> int:
         """Append a plain message of a transaction, of which ``notes`` are taken, and return its
@@ -361,7 +350,6 @@ class Producer:
         expiry: int,
         due: int,
         confirm: bool,
-        waits: bool,
     ) -> int:
         """Publish a message whose record goes to the message store, of the usual kind: persistent,
         in our own format, to a queue without limits; return the seq_id.
@@ -398,8 +386,6 @@ class Producer:
             except BaseException as error:
                 self.give_up(stored, error)
                 raise
-            if waits and (confirm or state.sync_each):
-                state.sync_all()
         return seq
 
     def _announce(self, seqs: range, expiry: int, due: int) -> None:
@@ -424,7 +410,6 @@ class Producer:
         delay: float | None = None,
         at: datetime | None = None,
         priority: int | None = None,
-        waits: bool = True,
     ) -> range:
         if priority is not None:
             raise self.without_priorities(priority)
@@ -437,7 +422,7 @@ class Producer:
         largest = _largest_of(given)
         if largest < 0:
             if any(isinstance(one, Message) for one in given):
-                return self._publish_messages(given, ttl, persistent, confirm, due, waits)
+                return self._publish_messages(given, ttl, persistent, confirm, due)
             given = _each(given, as_bytes)
             largest = _largest_of(given)
         batch = cast("Sequence[bytes]", given)
@@ -449,7 +434,7 @@ class Producer:
             stamp = time_ns()
             its = state.properties
             stamped = [Message(body, properties=dict(its), timestamp=stamp) for body in batch]
-            return self._publish_all(stamped, ttl, persistent, confirm, due, waits)
+            return self._publish_all(stamped, ttl, persistent, confirm, due)
         expiry, now = self.expiry(ttl), time_ns()
         framed = middle
         if due:
@@ -462,7 +447,7 @@ class Producer:
                 return framed_batch(seq, state.id_high, batch, repeat(now), alike, expiry)
             return plain_batch(seq, state.id_high, batch, now, middle)
 
-        return self._append_batch(make, expiry, due, confirm, waits)
+        return self._append_batch(make, expiry, due, confirm)
 
     def _publish_messages(
         self,
@@ -471,7 +456,6 @@ class Producer:
         persistent: bool,
         confirm: bool,
         due: int,
-        waits: bool,
     ) -> range:
         """Publish a batch some of which have more to them than a body."""
         state = self.state
@@ -493,13 +477,12 @@ class Producer:
                     expiry,
                     due,
                     confirm,
-                    waits,
                 )
         stamped = [
             message if message.timestamp else replace(message, timestamp=now)
             for message in messages
         ]
-        return self._publish_all(stamped, ttl, persistent, confirm, due, waits)
+        return self._publish_all(stamped, ttl, persistent, confirm, due)
 
     def _append_batch(
         self,
@@ -507,22 +490,18 @@ class Producer:
         expiry: int,
         due: int,
         confirm: bool,
-        waits: bool,
     ) -> range:
         """Append publish records with one write: ``make`` gives them, and the offset of each, for
         the first one's seq_id."""
         state = self.state
         state.check_sync(confirm)
-        with state.calls.here():
-            with state.lock, state:
-                if due:
-                    state.delays()
-                block, offsets = make(state.index.next_seq)
-                seqs = state.index.append_batch(block, offsets)
-                self._announce(seqs, expiry, due)
-                self._flusher.tick()
-            if waits and (confirm or state.sync_each):
-                state.sync_all()
+        with state.calls.here(), state.lock, state:
+            if due:
+                state.delays()
+            block, offsets = make(state.index.next_seq)
+            seqs = state.index.append_batch(block, offsets)
+            self._announce(seqs, expiry, due)
+            self._flusher.tick()
         return seqs
 
     def reserve(self, count: int) -> int:
@@ -544,12 +523,11 @@ class Producer:
         persistent: bool,
         confirm: bool,
         due: int,
-        waits: bool,
     ) -> int:
         properties = properties or dict(self.state.properties)
         message = Message(body, key, headers or {}, properties, time_ns())
         self.check_message(message)
-        return self._publish_all([message], ttl, persistent, confirm, due, waits).start
+        return self._publish_all([message], ttl, persistent, confirm, due).start
 
     def _publish_all(
         self,
@@ -558,7 +536,6 @@ class Producer:
         persistent: bool,
         confirm: bool,
         due: int,
-        waits: bool,
         notes: Notes | None = None,
     ) -> range:
         """Publish messages of any kind: those whose records are large go to the message store,
@@ -577,9 +554,7 @@ class Producer:
                 )
             finally:
                 self.room.give_back(held)
-            self.room.keep_within(waits)
-            if waits and (confirm or state.sync_each):
-                state.sync_all()
+            self.room.keep_within()
         return seqs
 
     def prepared(self, message: Message, persistent: bool, queues: int = 1) -> Prepared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Unpack, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import UsageError
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from qindex.worker.outcomes import Figures, Handlers
     from qindex.worker.redriving import RedriveOptions, RedriveReport
     from qindex.worker.run import WorkerOptions
+
+
+T = TypeVar("T")
 
 
 class Opener(Protocol):
@@ -149,6 +152,13 @@ class Queue:
         given: Any = body
         if self._coder is not None:
             given, properties = self._coder.encode(body, properties)
+        if confirm or self._state.sync_each:
+            publish = partial(
+                self._producer.publish,
+                *(given, key, headers, properties, ttl, persistent, confirm, delay, at),
+                *(unique, window, until, priority),
+            )
+            return self._durably(publish, timeout, lambda seq: seq)
         while True:
             try:
                 seq = self._producer.publish(
@@ -206,18 +216,40 @@ class Queue:
             StoreError: As :meth:`publish`. The text names the wrong message, and none was
                 published.
         """
-        given = list(coded(self._coder, messages))
+        publish = partial(
+            self._producer.publish_many,
+            list(coded(self._coder, messages)),
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            delay=delay,
+            at=at,
+            priority=priority,
+        )
+        if confirm or self._state.sync_each:
+            return self._durably(publish, timeout, lambda seqs: seqs.start if seqs else -1)
         while True:
             try:
-                seqs = self._producer.publish_many(
-                    given,
-                    ttl=ttl,
-                    persistent=persistent,
-                    confirm=confirm,
-                    delay=delay,
-                    at=at,
-                    priority=priority,
-                )
+                seqs = publish()
+            except WouldWaitError as full:
+                timeout = await_room(full, timeout)
+            else:
+                if self._owed:
+                    self._state.catch_up()
+                return seqs
+
+    def _durably(
+        self, publish: Callable[[], T], timeout: float | None, first: Callable[[T], int]
+    ) -> T:
+        """Publish when there is room, and make it durable. ``first``: gives the first seq_id of
+        what was published, -1 for nothing."""
+        while True:
+            try:
+                with self._state.calls.here():
+                    seqs = publish()
+                    seq = first(seqs)
+                    if seq >= 0:
+                        (self._parts.level_at(seq) or self._parts).state.sync_all()
             except WouldWaitError as full:
                 timeout = await_room(full, timeout)
             else:
@@ -291,7 +323,9 @@ class Queue:
             b'paid'
         """
         if ack is not None:
-            self._settler.ack(ack)
+            due = self._settler.ack(ack)
+            if due is not None:
+                due()
         if seq_id is not None:
             delivery = self._deliverer.take_at(seq_id, lease=lease)
         else:
@@ -403,7 +437,9 @@ class Queue:
             UsageError: The delivery is of another queue, or was settled.
             LeaseExpiredError: Its lease has run out.
         """
-        self._settler.ack(delivery)
+        due = self._settler.ack(delivery)
+        if due is not None:
+            due()
         if self._owed:
             self._state.catch_up()
 
@@ -416,7 +452,9 @@ class Queue:
         Raises:
             StoreError: As :meth:`ack`; none was acknowledged.
         """
-        self._settler.ack_many(deliveries)
+        due = self._settler.ack_many(deliveries)
+        if due is not None:
+            due()
         if self._owed:
             self._state.catch_up()
 
@@ -430,6 +468,8 @@ class Queue:
             How many deliveries were acknowledged.
         """
         count = self._settler.ack_up_to(seq_id)
+        if count and self._state.sync_each:
+            (self._parts.level_at(seq_id) or self._parts).state.sync_journal()
         if self._owed:
             self._state.catch_up()
         return count
@@ -457,7 +497,9 @@ class Queue:
             >>> delivery = orders.get()
             >>> orders.nack(delivery, delay=60)
         """
-        self._settler.nack(delivery, delay, count)
+        due = self._settler.nack(delivery, delay, count)
+        if due is not None:
+            due()
         if self._owed:
             self._state.catch_up()
 
@@ -477,6 +519,8 @@ class Queue:
             True
         """
         dropped = self._settler.cancel(seq_id)
+        if dropped and self._state.sync_each:
+            (self._parts.level_at(seq_id) or self._parts).state.sync_journal()
         if self._owed:
             self._state.catch_up()
         return dropped
@@ -493,7 +537,9 @@ class Queue:
             LeaseExpiredError: Its lease has run out.
             QueueFullError: The dead-letter queue is full; the delivery is as it was.
         """
-        self._settler.reject(delivery, reason)
+        due = self._settler.reject(delivery, reason)
+        if due is not None:
+            due()
         if self._owed:
             self._state.catch_up()
 
@@ -640,18 +686,18 @@ class Queue:
         return f"<Queue {self.name!r}, {len(self)} ready, {self._parts.out()} unacked>"
 
 
-def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
+def take_last(queue: Queue) -> Delivery | None:
     """Take the newest message that is ready, as a stack does, or return ``None``.
 
     A queue should be used in one way at a time: a message that is given back after this call has
-    passed it comes before those read from the front. ``waits``: whether the call may wait for a
-    flush, or for the disk.
+    passed it comes before those read from the front.
 
     Raises as :meth:`Queue.get`. O(1): about 50 us.
     """
-    if waits and queue._owed:
+    given = queue._deliverer.take_last()
+    if queue._owed:
         queue._state.catch_up()
-    return queue._deliverer.take_last(waits=waits)
+    return given
 
 
 def peek_last(queue: Queue) -> bytes | None:

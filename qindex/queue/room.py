@@ -96,7 +96,7 @@ class Room:
                 f"queue {name!r} takes {limits.max_bytes} bytes (max_bytes), not {largest}"
             )
         if letters.stuck:
-            letters.move_waiting(True, again=True)
+            letters.move_waiting(again=True)
             if letters.stuck:
                 raise QueueFullError(
                     f"queue {name!r} is full, and so is its dead-letter queue "
@@ -142,7 +142,7 @@ class Room:
                 held.clear()
                 self.state.room.notify_all()
 
-    def keep_within(self, waits: bool) -> None:
+    def keep_within(self) -> None:
         """Drop the oldest messages of a queue with ``overflow="drop-head"`` until it is within its
         limits; with a dead-letter queue they go there. No lock is held."""
         state = self.state
@@ -152,11 +152,11 @@ class Room:
         with state.lock, state:
             while limits.is_over(state.inside_all()) and self.drop_some(limits):
                 pass
-        self.move_letters(waits)
+        self.owe_letters()
 
-    def move_letters(self, waits: bool) -> None:
-        """Move the dropped messages to the dead-letter queue. No lock is held."""
-        self._letters.move_waiting(waits)
+    def owe_letters(self) -> None:
+        """Note that the dropped messages go to the dead-letter queue."""
+        self._letters.owe()
 
     def drop_some(self, limits: Limits) -> bool:
         """Drop messages that are certainly too many; false when there is nothing to drop. Lock

@@ -34,10 +34,14 @@ _RETRY = 1.0
 """Seconds by which the lease of a message is prolonged that is being rejected."""
 
 
+Sync = Callable[[], None] | None
+"""What makes a call durable that is to be so on return, or nothing."""
+
+
 class Settler:
     """Settles the deliveries of one queue.
 
-    Each call takes ``waits``: whether it may wait for a flush, or for the disk.
+    Nothing here waits for the disk: a verb returns what is to be made durable, if anything is.
     """
 
     def __init__(
@@ -57,10 +61,10 @@ class Settler:
 
     # -- acknowledged ---------------------------------------------------------------------------
 
-    def ack(self, delivery: Delivery, waits: bool = True) -> None:
+    def ack(self, delivery: Delivery) -> Sync:
         state, outstanding = self.state, self.outstanding
         lock = state.lock
-        synced = waits and state.sync_each
+        synced = state.sync_each
         if lock.is_mine() or (synced and state.is_syncing_here()):
             refuse_twice()
         try:
@@ -90,18 +94,18 @@ class Settler:
             finally:
                 lock.let_go()  # a signal's handler may have raised as leave began
             raise
-        if synced:
-            state.sync_journal()
+        return state.sync_journal if synced else None
 
-    def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
-        self._acknowledge(lambda: self.outstanding.seq_ids_of(deliveries), waits)
+    def ack_many(self, deliveries: Iterable[Delivery]) -> Sync:
+        acked = self._acknowledge(lambda: self.outstanding.seq_ids_of(deliveries))
+        return self.state.sync_journal if acked and self.state.sync_each else None
 
-    def ack_up_to(self, seq_id: int, *, waits: bool = True) -> int:
+    def ack_up_to(self, seq_id: int) -> int:
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
-        return self._acknowledge(lambda: self.state.index.outstanding_up_to(seq_id), waits)
+        return self._acknowledge(lambda: self.state.index.outstanding_up_to(seq_id))
 
-    def _acknowledge(self, find: Callable[[], Seqs], waits: bool) -> int:
+    def _acknowledge(self, find: Callable[[], Seqs]) -> int:
         """Acknowledge the entries that ``find`` gives under the lock; return how many."""
         state = self.state
         state.check_sync()
@@ -110,8 +114,6 @@ class Settler:
             if len(seqs):
                 self.outstanding.ack_all(seqs)
                 self._flusher.tick()
-        if waits and state.sync_each and len(seqs):
-            state.sync_journal()
         return len(seqs)
 
     def catch_up(self) -> None:
@@ -172,26 +174,25 @@ class Settler:
         delivery: Delivery,
         delay: float | None = None,
         count: bool = True,
-        waits: bool = True,
-    ) -> None:
+    ) -> Sync:
         self._take_back(delivery, delay, count)
         state = self.state
-        if waits and state.sync_each and delay and state.later is not None:
-            state.later.sync()
-        self.letters.move_waiting(waits)
+        self.letters.owe()
+        return state.later.sync if state.sync_each and delay and state.later is not None else None
 
-    def reject(self, delivery: Delivery, reason: str | None = None, *, waits: bool = True) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None) -> Sync:
         if reason is not None and not isinstance(reason, str):
             raise UsageError(f"a reason is a str, not {reason!r}")
         state = self.state
         if state.settings.dead_letter is None:
-            self.ack(delivery, waits=waits)
+            due = self.ack(delivery)
             with state.lock.anyway:
                 state.tally.given_up["rejected"] += 1
-        else:
-            failure = self.letters.reject([delivery], waits=waits, cause=reason or "")[0]
-            if failure is not None:
-                raise failure
+            return due
+        failure = self.letters.reject([delivery], cause=reason or "")[0]
+        if failure is not None:
+            raise failure
+        return None
 
     def move(
         self,
@@ -199,8 +200,6 @@ class Settler:
         queue: str,
         headers: Mapping[str, Any] | None = None,
         delay: float | None = None,
-        *,
-        waits: bool = True,
     ) -> None:
         checked_name(queue)
         if queue == self.name:
@@ -209,7 +208,7 @@ class Settler:
             isinstance(headers, Mapping) and all(isinstance(name, str) for name in headers)
         ):
             raise UsageError("headers must be a mapping with str keys")
-        failure = self.letters.move_to(delivery, queue, headers, due_time(delay, None), waits=waits)
+        failure = self.letters.move_to(delivery, queue, headers, due_time(delay, None))
         if failure is not None:
             raise failure
 
@@ -241,7 +240,7 @@ class Settler:
                 return 0
         return due
 
-    def cancel(self, seq_id: int, waits: bool = True) -> bool:
+    def cancel(self, seq_id: int) -> bool:
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         state = self.state
@@ -264,15 +263,13 @@ class Settler:
             if later is not None and entry.message is not None:
                 later.cancelled(seq_id, due_of(entry.message.headers))
             self._flusher.tick()
-        if waits and state.sync_each:
-            state.sync_journal()
         return True
 
     def give_back_together(self, asked: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
         """Reject messages, or requeue them (true), in a queue with a dead-letter queue: all that go
         there do so together. Returns what :meth:`reject` or :meth:`nack` raises for each."""
         rejected = [delivery for delivery, requeue in asked if not requeue]
-        failures = iter(self.letters.reject(rejected, waits=True) if rejected else ())
+        failures = iter(self.letters.reject(rejected) if rejected else ())
         found: list[StoreError | None] = []
         for delivery, requeue in asked:
             if not requeue:
@@ -284,7 +281,7 @@ class Settler:
                 found.append(error)
             else:
                 found.append(None)
-        self.letters.move_waiting(True)
+        self.letters.move_waiting()
         return found
 
     def come_back(
@@ -388,7 +385,7 @@ class Settler:
             following = state.leases.next_end()
             if following is not None:
                 state.alarm.set(self, following)
-        self.letters.move_waiting(True)
+        self.letters.move_waiting()
         self.catch_up()
 
     def _end_lease(self, lease: Lease, now: float) -> None:

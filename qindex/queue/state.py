@@ -40,8 +40,15 @@ signal's handler has cut short may not have told."""
 class Debt(Protocol):
     """What a call of the core has found due, and does not do: it never waits."""
 
-    def pay(self) -> None:
-        """Do it, or wait until it is done. The calling thread holds no lock."""
+    def pay(self) -> list[Debt]:
+        """Do it, or wait until it is done; return what that owes in its turn. The calling thread
+        holds no lock."""
+
+    def is_asked_for(self) -> bool:
+        """Ask a thread of the engine to do it; false where there is none."""
+
+    def is_pressed(self) -> bool:
+        """Return whether it has fallen so far behind that callers are to wait for it."""
 
 
 class QueueState:
@@ -273,7 +280,22 @@ class QueueState:
                 debt = self.owed.pop()
             except IndexError:
                 break  # another thread has taken it
-            debt.pay()
+            self.owed += debt.pay()
+
+    def take_owed(self) -> list[Debt]:
+        """Take over what the calls of this queue owe: another one's caller pays it."""
+        taken = []
+        while self.owed:
+            try:
+                taken.append(self.owed.pop())
+            except IndexError:
+                break  # another thread has taken it
+        return taken
+
+    def hand_over(self) -> list[Debt]:
+        """Ask the engine's threads for what the calls of this queue owe: for loops, which may not
+        wait. Return what none of them does."""
+        return [debt for debt in self.take_owed() if not debt.is_asked_for()]
 
     def check_open(self) -> None:
         """Raise what the queue raises since it was closed, deleted or forked, or since its engine

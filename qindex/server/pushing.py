@@ -101,7 +101,9 @@ def of_batch(
 def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
     """Take messages, up to ``most``, and of large ones fewer."""
     deliverer = served.deliverer
-    first = deliverer.get(lease, False)
+    first = deliverer.get(lease)
+    if served.state.owed:
+        served.state.hand_over()
     if first is None:
         return []
     taken = [first]
@@ -109,7 +111,7 @@ def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
         rest = min(most - 1, wire.PART // (len(first.body) + 64))
         if rest:
             with suppress(StoreError):  # damage: it is raised again where it is met first
-                taken += deliverer.get_many(rest, lease=lease, waits=False)
+                taken += deliverer.get_many(rest, lease=lease)
     return taken
 
 

@@ -178,7 +178,7 @@ class Server(Loop):
         if len(body) > _LARGE:
             return self._publish_any(conn, number, served, body, {})
         try:
-            seq = served.publish(body, waits=False)
+            seq = served.publish(body)
         except WouldWaitError:
             return self._publish_any(conn, number, served, body, {})
         reply = self.frame.of((number, 0, seq))
@@ -197,7 +197,7 @@ class Server(Loop):
         options, confirm, timeout = _options_of(given, wire.PUBLISH_OPTIONS)
 
         def publish() -> int:
-            return served.publish(body, waits=False, **options)
+            return served.publish(body, **options)
 
         def finish(seq: int) -> Reply:
             reply = self.frame(number, wire.DONE, seq)
@@ -227,7 +227,7 @@ class Server(Loop):
             size += _size(one)
 
         def publish() -> range:
-            return served.producer.publish_many(batch, waits=False, **options)
+            return served.producer.publish_many(batch, **options)
 
         def finish(seqs: range) -> Reply:
             reply = self.frame(number, wire.DONE, seqs.start, seqs.stop)
@@ -245,7 +245,7 @@ class Server(Loop):
         ttl, persistent = options.get("ttl"), options.get("persistent", True)
 
         def publish() -> list[int]:
-            return self.engine._publish_to(names, message, ttl, persistent, waits=False)
+            return self.engine._publish_to(names, message, ttl, persistent)
 
         def finish(seqs: list[int]) -> Reply:
             reply = self.frame(number, wire.DONE, seqs)
@@ -277,9 +277,7 @@ class Server(Loop):
     def _see_to_flush(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a publisher's reply. If the flush has fallen far behind, send it after the flush has
         caught up."""
-        owed: list[Any] = []
-        while served.state.owed:
-            owed.append(served.state.owed.pop())
+        owed: list[Any] = served.state.take_owed()
         if not all(one.is_asked_for() for one in owed):
 
             def flush() -> bytes:
@@ -366,7 +364,7 @@ class Server(Loop):
         acked = len(request) > 5
         if acked:
             self._ack_one(conn, served, request[5], request[6])
-        delivery = served.deliverer.get(lease, False)
+        delivery = served.deliverer.get(lease)
         if delivery is not None:
             return self._given(conn, number, served, delivery, acked)
         if timeout is not None and not timeout > 0:
@@ -374,7 +372,7 @@ class Server(Loop):
             return self._settled(served, conn, number, reply) if acked else reply
 
         def attempt() -> Reply:
-            found = served.deliverer.get(lease, False)
+            found = served.deliverer.get(lease)
             return None if found is None else self._given(conn, number, served, found, acked)
 
         def expire() -> Reply:
@@ -390,7 +388,7 @@ class Server(Loop):
 
         def attempt() -> Reply:
             for at, served in enumerate(sources):
-                found = served.deliverer.get(lease, False)
+                found = served.deliverer.get(lease)
                 if found is not None:
                     return self._given(conn, number, served, found, False, at)
             return None
@@ -461,7 +459,9 @@ class Server(Loop):
 
         def attempt() -> Reply:
             # Messages of a size that is not known yet: of large ones fewer in a frame.
-            batch = served.deliverer.get_many(min(most, 64), lease=lease, waits=False)
+            batch = served.deliverer.get_many(min(most, 64), lease=lease)
+            if served.state.owed:
+                served.state.hand_over()
             if not batch:
                 return None
             size = sum(map(len, batch.bodies))
@@ -469,7 +469,7 @@ class Server(Loop):
             is_plain = served.state.levels is None  # a batch is of one priority
             if is_plain and len(batch) == 64 and rest > 0 and size < wire.PART:
                 with suppress(StoreError):
-                    more = served.deliverer.get_many(rest, lease=lease, waits=False)
+                    more = served.deliverer.get_many(rest, lease=lease)
                     _join(batch, more)
             tag = session.hold_batch(served, batch)
             plain = not batch._counts and all(type(one) is int for one in batch._extras)
@@ -554,7 +554,8 @@ class Server(Loop):
 
     def _get_one(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served, seq, lease = self._queue(request[2]), request[3], request[4]
-        delivery = served.deliverer.take_at(seq, lease=lease, waits=False)
+        delivery = served.deliverer.take_at(seq, lease=lease)
+        served.state.hand_over()
         if delivery is None:
             return self.frame(number, wire.DONE)
         return self._given(conn, number, served, delivery, False)
@@ -579,7 +580,6 @@ class Server(Loop):
                 return together.transaction._publish(
                     *(served.queue, message, options.get("ttl"), due),
                     *(unique, window, until, options.get("priority")),
-                    waits=False,
                 )
 
         def finish(seq: int) -> Reply:
@@ -620,7 +620,8 @@ class Server(Loop):
                         self._renew(credit, conn)
                 elif session.id not in self._sessions:
                     with suppress(StoreError):
-                        served.settler.nack(delivery, waits=False)
+                        served.settler.nack(delivery)
+                        served.state.hand_over()
 
         def done(reply: bytes) -> bytes:
             end(acked=commit)
@@ -638,7 +639,7 @@ class Server(Loop):
         session = conn.session
         delivery = session.find(served, tag, seq)
         try:
-            served.settler.ack(delivery, False)
+            served.settler.ack(delivery)
         finally:
             if delivery._queue is None or not delivery._queue.is_out(seq):
                 credit = session.forget(tag, seq)
@@ -673,14 +674,14 @@ class Server(Loop):
         served = self._queue(request[2])
         tags, seqs = request[3], request[4]
         session = conn.session
-        served.settler.ack_many(session.find_many(served, tags, seqs), waits=False)
+        served.settler.ack_many(session.find_many(served, tags, seqs))
         for credit in session.forget_many(tags, seqs):
             self._renew(credit, conn)
         return self._settled(served, conn, number, self.frame(number, wire.DONE))
 
     def _ack_up_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
-        count = served.settler.ack_up_to(request[3], waits=False)
+        count = served.settler.ack_up_to(request[3])
         session = conn.session
         credits = {one.consumer for one in self._members[session] if one.consumer is not None}
         session._sweep()
@@ -734,7 +735,7 @@ class Server(Loop):
 
     def _cancel_message(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
-        dropped = served.settler.cancel(request[3], waits=False)
+        dropped = served.settler.cancel(request[3])
         return self._settled(served, conn, number, self.frame(number, wire.DONE, dropped))
 
     def _reject(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -773,9 +774,10 @@ class Server(Loop):
 
             return self.aside(conn, number, call, done)
         if requeue:
-            settler.nack(delivery, waits=False)
+            settler.nack(delivery)
+            served.state.hand_over()
         else:
-            settler.reject(delivery, waits=False)
+            settler.reject(delivery)
         forget()
         return reply if requeue else self._settled(served, conn, number, reply)
 

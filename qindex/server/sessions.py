@@ -290,5 +290,6 @@ class Session:
         for served, deliveries in list(self._all()):
             for delivery in deliveries:
                 with suppress(StoreError):  # settled by others meanwhile, or its lease ran out
-                    served.settler.nack(delivery, waits=False)
+                    served.settler.nack(delivery)
+                    served.state.hand_over()
         self._held.clear()

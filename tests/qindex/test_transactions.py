@@ -392,7 +392,7 @@ class FailingRoom:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._room, name)
 
-    def keep_within(self, waits: bool) -> None:
+    def keep_within(self) -> None:
         raise qindex.StorageError("dead letters", "no move", OSError(errno.EMFILE, "too many"))
 
 
