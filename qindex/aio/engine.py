@@ -193,7 +193,9 @@ class Engine:
         if self._ports.noting:
             for target in targets:
                 self._ports.here().append(target._queue)
-        seqs = await with_room(partial(self._ports.helper.finish, publish), timeout)
+        seqs = await with_room(
+            partial(self._ports.helper.finish, publish), timeout, self._ports.helper
+        )
         if confirm:
             await asyncio.gather(*(target.sync() for target in targets))
         return seqs
@@ -399,7 +401,7 @@ def _first_of(
     for one in queues:
         found = one._deliverer.get(lease)
         if one._owed:
-            one._hand_over()
+            one._hand_over()  # a bell rings where it has ended early
         if found is not None:
             return one, found
     return None

@@ -252,7 +252,7 @@ class Queue:
         async def attempt() -> T:
             return await self._aside(publish) if large else publish()
 
-        return await with_room(attempt, timeout)
+        return await with_room(attempt, timeout, self._ports.helper)
 
     async def reserve(self, count: int) -> int:
         """Reserve seq_ids for the next messages, durably on return.
@@ -278,14 +278,11 @@ class Queue:
 
     async def _catch_up(self) -> None:
         """Await what the calls of this queue owe. No call of the core waits, nor does the loop."""
-        owed = self._owed
-        while owed:
-            flusher: Any = owed.pop()
-            if not flusher.is_asked_for():
-                await self._ports.helper.run(flusher.pay)
+        for debt in self._state.take_owed():
+            if not debt.is_asked_for():
+                await self._ports.helper.run(partial(self._state.pay, debt))
                 continue
-            state = flusher.state
-            while flusher.is_pressed():
+            while (state := debt.pressing()) is not None:
                 with Waiter(state, state.flushed) as waiter:
                     rung = await waiter.wait(1.0)
                 if not rung and not state.flushing:
@@ -295,7 +292,17 @@ class Queue:
         """Let the helper do what is owed, where nobody else does; the caller does not wait."""
         for debt in self._state.hand_over():
             with suppress(ClosedError):
-                self._ports.helper.submit(debt.pay)
+                self._ports.helper.submit(partial(self._state.pay, debt))
+
+    async def _ask_again(self, take: Callable[[], T]) -> T:
+        """Call ``take``, and again each time that it has ended early, once its debts are paid."""
+        taken = take()
+        while not taken and self._deliverer.is_crowded():
+            await self._ports.helper.run(self._state.catch_up)
+            taken = take()
+        if self._owed:
+            self._hand_over()
+        return taken
 
     # -- delivering -----------------------------------------------------------------------------
 
@@ -363,6 +370,8 @@ class Queue:
             await asyncio.sleep(0)
         delivery = deliverer.get(lease)
         if self._owed:
+            if delivery is None:
+                delivery = await self._ask_again(lambda: deliverer.get(lease))
             self._hand_over()
         if delivery is None and has_time(timeout):
             delivery = await self._wait_for(lambda: deliverer.get(lease), timeout, stopped)
@@ -389,9 +398,7 @@ class Queue:
         def take() -> plain_delivery.Batch:
             return self._deliverer.get_many(max_messages, lease=lease)
 
-        batch = take()
-        if self._owed:
-            self._hand_over()
+        batch = await self._ask_again(take)
         if not batch and has_time(timeout):
             batch = await self._wait_for(take, timeout) or batch
         return Batch(self, batch)

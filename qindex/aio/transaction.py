@@ -71,7 +71,7 @@ class Transaction:
         due = due_time(how.pop("delay", None), how.pop("at", None))
         target = queue._queue if isinstance(queue, Queue) else queue
         publish = partial(self._plain._publish, target, message, due=due, **how)
-        return await with_room(partial(self._helper.finish, publish), timeout)
+        return await with_room(partial(self._helper.finish, publish), timeout, self._helper)
 
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery when the transaction is committed.

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self, TypeVar
 
+from qindex.aio.threads import Helper
 from qindex.queue.room import WouldWaitError
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import Bell, deadline_after, time_left
@@ -90,7 +91,9 @@ async def first_ring(waiters: Sequence[Waiter], seconds: float | None) -> None:
     await asyncio.wait(futures, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+async def with_room(
+    publish: Callable[[], Awaitable[T]], timeout: float | None, helper: Helper
+) -> T:
     """Await ``publish()`` until it finds room, for up to ``timeout`` seconds (``None``: for ever).
 
     Raises :class:`QueueFullError` when the time is up. Cancelled while it waits, nothing is
@@ -101,14 +104,19 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
         try:
             return await publish()
         except WouldWaitError as error:
-            _time_left(error, deadline)
             full = error.room
+            if error.is_stuck:
+                if not await helper.run(full.free_head):
+                    full.count_refusal(error.count)
+                    raise
+                continue
+            _time_left(error, deadline)
         with Waiter(full.state, full.state.room) as waiter:
             try:
                 return await publish()
             except WouldWaitError as error:
-                left = _time_left(error, deadline)
-                is_full = error.room is full
+                is_full = error.room is full and not error.is_stuck
+                left = _time_left(error, deadline) if is_full else None
             if is_full:
                 await waiter.wait(left)
 

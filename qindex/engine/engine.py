@@ -849,6 +849,8 @@ class Engine:
         def take() -> tuple[QueueState, Delivery] | None:
             for one in sources:
                 found = one.deliverer.get(lease)
+                while found is None and one.deliverer.is_crowded() and one.state.catch_up():
+                    found = one.deliverer.get(lease)
                 if found is not None:
                     return one.state, found
             return None

@@ -29,7 +29,7 @@ cdef class Moves:
     ) except -1
     @cython.locals(unsettled=list)
     cdef int _forget_later(self, Noted noted) except -1
-    cpdef int follow_up(self, bint waits, Py_ssize_t most) except -1
+    cpdef int follow_up(self, Py_ssize_t most) except -1
     @cython.locals(one=_Pending)
     cdef int _settle(self) except -1
     @cython.locals(one=_Pending)

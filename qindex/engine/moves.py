@@ -44,7 +44,7 @@ from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.parts import QueueParts
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
-from qindex.queue.room import WouldWaitError
+from qindex.queue.room import Room, WouldWaitError
 from qindex.queue.state import Debt, QueueState
 from qindex.queue.timer import Alarm
 
@@ -386,10 +386,7 @@ class Moves:
         target, letters = move.target, move.letters
         producer = target.producer
         items = [_prepared(producer, move.source.name, one) for one in letters]
-        try:
-            held = target.room.take(items)
-        except WouldWaitError as full:
-            raise QueueFullError(str(full)) from None  # a move is tried again by the timer
+        held = _take_room(target.room, items)
         try:
             with self.lock:
                 self.check()
@@ -522,9 +519,8 @@ class Moves:
         self._alarm.set(self, 0.0)
         return True
 
-    def is_pressed(self) -> bool:
-        """Return False: nobody need wait for it."""
-        return False
+    def pressing(self) -> None:
+        """Return None: nobody need wait for it."""
 
     # -- making durable -------------------------------------------------------------------------
 
@@ -584,6 +580,16 @@ class Moves:
                     self._settle()
             finally:
                 self.log.close()
+
+
+def _take_room(room: Room, items: Sequence[Prepared]) -> list[Prepared]:
+    """Take room for letters. Raises :class:`QueueFullError`: the timer tries the move again."""
+    try:
+        return room.take(items)
+    except WouldWaitError as full:
+        if not (full.is_stuck and room.free_head()):
+            raise QueueFullError(str(full)) from None
+    return room.take(items)
 
 
 def _sync(queue: QueueState) -> None:

@@ -44,7 +44,7 @@ cdef class Transaction:
     cdef public Transactions _all
     cdef public uint64_t _number
     cdef uint64_t _id_high
-    cdef bint _is_open
+    cdef bint _is_open, _owes_settling
     cdef Noted _noted
     cdef public list _parts, _acks
 

@@ -173,6 +173,7 @@ class Transaction:
         "_is_open",
         "_noted",
         "_number",
+        "_owes_settling",
         "_parts",
     )
 
@@ -184,6 +185,7 @@ class Transaction:
         self._parts: list[_Part] = []
         # Marked as being moved, each with its queue.
         self._acks: list[Delivery] = []
+        self._owes_settling: bool = False
 
     def __enter__(self) -> Transaction:
         if self._number:
@@ -456,10 +458,10 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._roll_back()
-            return
         try:
+            if error is not None:
+                self._roll_back()
+                return
             self._checked()
             if self._parts or self._acks:
                 self._commit()
@@ -468,13 +470,25 @@ class Transaction:
         except BaseException:
             self._roll_back()
             raise
-        self.catch_up()
+        finally:
+            self.catch_up()
 
     def catch_up(self) -> None:
-        """Pay what the publishes owe. No lock is held."""
+        """Pay what its calls owe, for a thread. No lock is held."""
         for part in self._parts:
             if part.state.owed:
                 part.state.catch_up()
+        if self._owes_settling:
+            self._owes_settling = False
+            self._all.moves.pay()
+
+    def hand_over(self) -> None:
+        """Leave what its calls owe to the engine's threads, for a loop."""
+        for part in self._parts:
+            part.state.hand_over()
+        if self._owes_settling:
+            self._owes_settling = False
+            self._all.moves.is_asked_for()
 
     def _commit(self) -> None:
         """Commit: the published messages can be delivered, and the deliveries are acknowledged.
@@ -504,8 +518,7 @@ class Transaction:
             raise
         if moves.fsync:
             self._sync_keys()
-        if moves.follow_up(_MOST_UNSETTLED):
-            moves.pay()
+        self._owes_settling = moves.follow_up(_MOST_UNSETTLED)
 
     def _sync_keys(self) -> None:
         """Make the windows of unique keys durable. The transaction is committed, which no error may
@@ -579,8 +592,7 @@ class Transaction:
                 with suppress(StoreError):
                     owner.undo_move(delivery)
         every.moves.undo(self._noted, self._parts)
-        if every.moves.follow_up(_MOST_UNSETTLED):
-            every.moves.pay()
+        self._owes_settling = every.moves.follow_up(_MOST_UNSETTLED)
 
 
 def _parts_of(every: Transactions, queue: str | Queue) -> QueueParts:

@@ -8,7 +8,8 @@ until it is delivered, and until when at least.
 Two files of a queue repeat this as notes (:mod:`qindex.format.notes`). ``qindex.due`` has due times
 in microseconds since 1970 UTC. The due time of a message that was given back with a delay is in the
 file alone. ``qindex.keys`` has a hash of 62 bits of the key by seq_id, and, of a message with a
-window, the end of it by the seq_id plus 2^62. A window outlives its message in the file alone.
+window, its beginning by the seq_id plus 2^61 and its end by the seq_id plus 2^62. A window outlives
+its message in the file alone.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ UNTIL_HEADER = "qindex-unique-until"
 WINDOW_HEADER = "qindex-unique-window"
 """When the window ends, in microseconds since 1970 UTC."""
 _KEY_HEADERS = frozenset((KEY_HEADER, UNTIL_HEADER, WINDOW_HEADER))
+BEGAN_AT = 1 << 61
 WINDOW_AT = 1 << 62
 """Above all seq_ids."""
+TIME_HEADER = "qindex-time"
+"""When a message was published, in microseconds since 1970 UTC. RabbitMQ's records have no place
+for it, and it is needed in a queue with delayed messages alone."""
 Until = Literal["acked", "delivered"]
 
 
@@ -46,6 +51,12 @@ def due_of(headers: Mapping[str, Any]) -> int:
     """Return the due time that the headers of a message state, or 0 if they state none."""
     due = headers.get(DUE_HEADER)
     return due if type(due) is int and 0 < due < _MAX_DUE else 0
+
+
+def time_in(headers: Mapping[str, Any]) -> int:
+    """Return the publish time that the headers of a message state, or 0 if they state none."""
+    time = headers.get(TIME_HEADER)
+    return time if type(time) is int and 0 < time < _MAX_DUE else 0
 
 
 def due_middle(due: int) -> bytes:

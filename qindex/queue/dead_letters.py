@@ -148,6 +148,11 @@ class DeadLetters:
         """Return whether any wait in memory, or are being moved."""
         return bool(self.waiting or self._under_way)
 
+    def is_crowded(self) -> bool:
+        """Return whether so many wait in memory that they are to be moved before the queue parts
+        with more."""
+        return len(self.waiting) >= MOST_WAITING and not self.stuck
+
     def is_moving_here(self) -> bool:
         """Return whether the calling thread is moving them."""
         return self._turn.is_mine()
@@ -301,45 +306,42 @@ class DeadLetters:
             owed.append(self)
 
     def pay(self) -> list[Debt]:
-        """Move the letters. Their target may have a flush due, or have moved letters of its own."""
-        self.move_waiting()
-        return self.state.take_owed()
+        """Move one round of letters. The flush of their target that may be due now, and letters of
+        its own, come before the next round: its journal would grow meanwhile."""
+        goes_on = self.move_waiting()
+        owed = self.state.take_owed()
+        return [self, *owed] if goes_on else owed
 
     def is_asked_for(self) -> bool:
         """Leave the letters to the timer."""
         self.state.alarm.set(self, 0.0)
         return True
 
-    def is_pressed(self) -> bool:
-        """Return False: nobody need wait for it."""
-        return False
+    def pressing(self) -> None:
+        """Return None: nobody need wait for the letters."""
 
-    def move_waiting(self, *, again: bool = False) -> None:
-        """Move the letters that wait; ``again``: also when that has failed before. No lock held.
+    def move_waiting(self, *, again: bool = False) -> bool:
+        """Move the next letters that wait; ``again``: also when that has failed before. No lock
+        held. Return whether more can be moved.
 
         Letters that can't be moved stay, and are tried again after a while. A thread that finds
         them under way in the middle of the move of another queue's leaves them to the timer: the
         other thread may be waiting for that one.
         """
         if self.is_empty() or (self.stuck and not again) or self.is_moving_here():
-            return
-        if not self._move_in_turn(again):
-            self.state.alarm.set(self, 0.0)
-
-    def _move_in_turn(self, again: bool) -> bool:
-        """Move the letters one thread at a time; false where this one may not wait for its turn."""
+            return False
         try:
             with self._turn:
                 # The thread that had the turn may have failed.
-                while (again or not self.stuck) and self._move_next():
-                    pass
+                return (again or not self.stuck) and self._move_next()
         except _BusyError:
+            self.state.alarm.set(self, 0.0)
             return False
-        return True
 
     def on_alarm(self) -> None:
         """Try again what could not be moved. The engine's timer calls it."""
-        self.move_waiting(again=True)
+        if self.move_waiting(again=True):
+            self.owe()
         self.state.catch_up()
 
     def _move_next(self) -> bool:
@@ -377,6 +379,10 @@ class DeadLetters:
             return False
         self._under_way = []
         self.stuck = False
+        if len(letters) >= MOST_WAITING:
+            # A get may have ended early, for it had parted with so many.
+            with state.lock.anyway:
+                state.arrived.notify()
         return not self.is_empty()
 
     def moved(self, letters: Sequence[Letter], *, dropped: bool = False) -> None:

@@ -18,4 +18,4 @@ cdef class Deliverer:
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead, window=Window,
                    at=Py_ssize_t, seq=Py_ssize_t, given=Delivery, again=bint, noted=bint)
-    cpdef Delivery get(self, object lease=*, bint waits=*)
+    cpdef Delivery get(self, object lease=*)

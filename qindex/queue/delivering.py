@@ -10,7 +10,7 @@ from journal.background import Background
 from journal.errors import DamageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
-from qindex.format.headers import DUE_HEADER, due_of
+from qindex.format.headers import DUE_HEADER, due_of, time_in
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
 from qindex.queue.dead_letters import DeadLetters
@@ -128,6 +128,11 @@ class Deliverer:
             self._letters.owe()
         return given
 
+    def is_crowded(self) -> bool:
+        """Return whether a get that found nothing has ended early: it owes a move of dead letters,
+        and is to be called again once that is paid."""
+        return self._letters.is_crowded()
+
     def _available(self) -> bool:
         """Return whether a message was given back, or is in the window. Read ahead if not."""
         state = self.state
@@ -146,6 +151,11 @@ class Deliverer:
         while ahead.is_empty():
             if index.dirty > self._flusher.max_dirty:
                 self._flusher.flush_due()  # deliveries count too
+            if letters.is_crowded():
+                # Nor may the lock be held for a million expired messages. The caller pays, and asks
+                # again.
+                letters.owe()
+                return False
             if self._fill(_READ_AHEAD_SHARED if state.lock.is_shared() else READ_AHEAD):
                 break
             if letters.holds_any():
@@ -221,7 +231,9 @@ class Deliverer:
         if isinstance(extra, int):
             return extra // 1000
         message = self._reader.with_message(extra).message
-        return 0 if message is None else message.timestamp // 1000
+        if message is None:
+            return 0
+        return message.timestamp // 1000 or time_in(message.headers)
 
     def _fill_few(self) -> bool:
         """Read ahead the few messages that a consumer has left that keeps up with the publishers;
@@ -348,7 +360,7 @@ class Deliverer:
             # Once more, where all of them had been delivered too often.
             while ready and not batch:
                 self.take_many(batch, most)
-                ready = self.mark_out(batch, lease)
+                ready = self.mark_out(batch, lease) and not self._letters.is_crowded()
                 if batch:
                     self._flusher.tick()
         if state.to_move:
@@ -360,7 +372,8 @@ class Deliverer:
         before its message, which raises it at the next call."""
         try:
             while len(batch) < most and self.take_some(batch, most - len(batch)):
-                pass
+                if self._letters.is_crowded():
+                    break  # as in _available
         except StoreError as error:
             if not batch:
                 raise
@@ -498,13 +511,13 @@ class Deliverer:
 
     def expire_head(self) -> int:
         """Drop the messages at the head whose time is up, or let them go to the dead-letter queue.
-        Gives when the next one expires, in microseconds since 1970: 0 where it does not, or where
-        there is none. Lock held."""
+        Return when the next one expires, in microseconds since 1970: 0 if it does not, or if there
+        is none. That may be in the past: some are left for the next call. Lock held."""
         ahead = self.state.index.ahead
         while not ahead.is_empty() or self._fill(READ_AHEAD):
             seq, extra = ahead.first()
             expiry = 0 if isinstance(extra, int) else extra.expiry
-            if not 0 < expiry <= now_us():
+            if not 0 < expiry <= now_us() or self._letters.is_crowded():
                 return expiry
             if ahead.staged is not None:
                 self.state.index.release(seq)
@@ -550,12 +563,16 @@ class Deliverer:
                 return seen
             # Messages that have expired after others are shown: they count as ready.
             for seq, body, again, extra in self._in_order(most):
-                if isinstance(extra, int):
-                    seen.append(make_delivery(LOOKED_AT, seq, body, again, extra))
-                else:
-                    entry = self._reader.with_message(extra)
-                    if entry.message is not None:
-                        seen.append(make_delivery(LOOKED_AT, seq, entry.message.body, again, entry))
+                if not isinstance(extra, int):
+                    extra = self._reader.with_message(extra)
+                    if extra.message is None:
+                        continue
+                    body = extra.message.body
+                shown = make_delivery(LOOKED_AT, seq, body, again, extra)
+                note = self.state.noted.get(seq)
+                if note is not None and note.deliveries >= 0:
+                    shown._count = note.deliveries + 1
+                seen.append(shown)
                 if len(seen) == most:
                     break
             return seen

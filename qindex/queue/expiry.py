@@ -65,5 +65,5 @@ class Expirer:
                     # What is with a consumer may come back. A flush that runs in another thread
                     # does not include these drops.
                     self._set(_LOOK)
-        self._letters.move_waiting()
+        self._letters.owe()
         self._state.catch_up()

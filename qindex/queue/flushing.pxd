@@ -15,4 +15,5 @@ cdef class Flusher:
     cdef public Py_ssize_t max_dirty, _pressing, _retry_at, _ticks, _usual_mask
 
     @cython.locals(state=QueueState, index=QueueIndex, journal=Journal, dirty=Py_ssize_t)
-    cpdef int tick(self, bint waits) except -1
+    cpdef int tick(self, list owed=*) except -1
+    cdef int _owe(self, list owed) except -1

@@ -29,7 +29,12 @@ max_journal_entries: threads of one interpreter get in each other's way."""
 _PRESSING_FACTOR = 8
 """From so many times max_journal_entries on, publishers let a flush that is under way go on."""
 _STAND_BACK = 5e-5
-"""Seconds for which a thread that ticks lets the flush go on, once in :data:`_TICKS` ticks."""
+"""Seconds for which a thread that publishes lets the flush go on, once in :data:`_TICKS` ticks.
+
+A flush reads, packs and writes in some ten steps a segment. Each step has to wait for the
+interpreter's lock, which a busy thread releases every 5 ms only: without this the flush would fall
+behind, until all calls wait for it.
+"""
 _TICKS = 4
 _SEAL_AT_LEAST = 16 << 10
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
@@ -81,25 +86,10 @@ class Flusher:
         # On a full disk each action may be the one after which a flush makes room.
         state.check_mask = 0 if journal.in_reserve else self._usual_mask
         if state.flushing and state.check_mask and dirty > self._pressing:
-            self._stand_back()
+            self._ticks += 1
+            if not self._ticks % _TICKS:
+                self._owe(owed)
         state.lock.choose()
-
-    def _stand_back(self) -> None:
-        """Let a flush go on.
-
-        It reads, packs and writes in some ten steps a segment. Each step has to wait for the
-        interpreter's lock, which a busy thread releases every 5 ms only: without this the flush
-        would fall behind, until all calls wait for it. An event loop, too, can spare as long as
-        some ten publishes take. Lock held, but released during the pause.
-        """
-        self._ticks += 1
-        if self._ticks % _TICKS:
-            return
-        self.state.lock.while_released(self._pause)
-
-    def _pause(self) -> None:
-        self.state.lock.give_up()
-        sleep(_STAND_BACK)
 
     def is_due(self) -> bool:
         """Return whether the journal has more actions than it may, or no more room."""
@@ -116,6 +106,10 @@ class Flusher:
         index = self.state.index
         return index.dirty > self.max_dirty * _BACKLOG_FACTOR and index.poison.reason is None
 
+    def pressing(self) -> QueueState | None:
+        """See :meth:`qindex.queue.state.Debt.pressing`."""
+        return self.state if self.is_pressed() else None
+
     def flush_due(self, owed: list[Debt] | None = None) -> None:
         """See to a flush: the journal has more actions than it may. Lock held.
 
@@ -131,8 +125,11 @@ class Flusher:
             return
         if self.is_asked_for() and not self.is_pressed():
             return  # it comes, and nobody need wait for it
+        self._owe(owed)
+
+    def _owe(self, owed: list[Debt] | None) -> None:
         if owed is None:
-            owed = state.owed
+            owed = self.state.owed
         if self not in owed:
             owed.append(self)
 
@@ -150,6 +147,10 @@ class Flusher:
         if not self.is_asked_for():
             if not state.flushing and self.is_due():
                 self._try_to_flush()
+            return []
+        if not self.is_pressed():
+            if state.flushing and state.index.dirty > self._pressing:
+                sleep(_STAND_BACK)
             return []
         with state.lock.anyway:
             while self.is_pressed() and not state.lock.is_over():

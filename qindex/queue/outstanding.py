@@ -119,8 +119,10 @@ class Outstanding:
     def has_lapsed(self, seq_id: int, taken: int) -> bool:
         """Return whether the lease of an entry has run out that a batch took when ``taken``
         messages had been given back."""
-        note = self.state.noted.get(seq_id - self.state.base)
-        return note is not None and note.lapsed_at > taken
+        seq_id -= self.state.base
+        note = self.state.noted.get(seq_id)
+        lapsed_at = self.state.lapsed.get(seq_id, -1) if note is None else note.lapsed_at
+        return lapsed_at > taken
 
     def not_ours(self, delivery: Delivery) -> StoreError:
         """Say why this delivery can't be settled by this queue."""

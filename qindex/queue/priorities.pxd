@@ -21,7 +21,7 @@ cdef class PriorityProducer(Producer):
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object delay=*, object at=*,
-        object unique=*, object window=*, object until=*, object priority=*, bint waits=*
+        object unique=*, object window=*, object until=*, object priority=*
     ) except -1
 
 
@@ -30,13 +30,13 @@ cdef class PriorityDeliverer(Deliverer):
     cdef public tuple levels
 
     @cython.locals(level=Deliverer, state=QueueState, index=QueueIndex, given=Delivery)
-    cpdef Delivery get(self, object lease=*, bint waits=*)
+    cpdef Delivery get(self, object lease=*)
 
 
 cdef class PrioritySettler(Settler):
     cdef public object _parts
 
-    cpdef int ack(self, object delivery, bint waits=*) except -1
+    cpdef object ack(self, object delivery)
 
 
 cdef class PriorityFlusher(Flusher):

@@ -396,7 +396,12 @@ class PriorityDeliverer(Deliverer):
                 if given is not None:
                     given.seq_id += state.base
                     return given
+                if level.is_crowded():
+                    break  # it may have a message after those that have expired
         return None
+
+    def is_crowded(self) -> bool:
+        return any(level.is_crowded() for level in self.levels)
 
     def get_many(self, most: int, *, lease: float | None = None) -> Batch:
         """Take messages of the highest level that has any, and of those below while there is room.
@@ -422,6 +427,8 @@ class PriorityDeliverer(Deliverer):
             if batch or not (parts or state.base):
                 parts.append(batch)
                 count += len(batch)
+            if level.is_crowded():
+                break
         return parts[0] if len(parts) == 1 else MixedBatch(parts)
 
     def peek(self, most: int) -> list[Delivery]:

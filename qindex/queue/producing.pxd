@@ -33,7 +33,7 @@ cdef class Producer:
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object delay=*, object at=*,
-        object unique=*, object window=*, object until=*, object priority=*, bint waits=*
+        object unique=*, object window=*, object until=*, object priority=*
     ) except -1
     @cython.locals(
         state=QueueState, lock=PatientLock, index=QueueIndex, seq=Py_ssize_t, record=bytes
@@ -52,8 +52,7 @@ cdef class Producer:
         is_plain=bint, seq=Py_ssize_t
     )
     cdef Py_ssize_t _publish_stored(
-        self, bytes body, uint64_t stamp, bytes middle, int64_t expiry, int64_t due, bint confirm,
-        bint waits
+        self, bytes body, uint64_t stamp, bytes middle, int64_t expiry, int64_t due, bint confirm
     ) except -1
 
 cdef int _check_parts(object key, object headers, object properties, bint any_depth=*) except -1

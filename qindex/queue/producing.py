@@ -19,7 +19,14 @@ from journal.locks.call_lock import refuse_twice
 from journal.memory import words
 from journal.memory.arrays import I64
 from qindex.format.entries import make_entry
-from qindex.format.headers import DUE_HEADER, Until, due_middle, refuse_without_key, without_key
+from qindex.format.headers import (
+    DUE_HEADER,
+    TIME_HEADER,
+    Until,
+    due_middle,
+    refuse_without_key,
+    without_key,
+)
 from qindex.format.message import (
     Body,
     Message,
@@ -572,8 +579,11 @@ class Producer:
             return Prepared(msg_id, size, b"", stored, sealed=True)
         from qindex.format.rabbitmq.bridge import encode_rabbitmq
 
-        if message.key is None:
-            message = Message(message.body, state.name, message.headers, message.properties)
+        headers = message.headers
+        if state.later is not None and message.timestamp:
+            headers = {**headers, TIME_HEADER: message.timestamp // 1000}
+        key = state.name if message.key is None else message.key
+        message = Message(message.body, key, headers, message.properties)
         record = encode_rabbitmq(message, options.vhost.encode(), msg_id, persistent)
         if messages is None or len(record) < below:
             return Prepared(msg_id, size, record, None, sealed=True)

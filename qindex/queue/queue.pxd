@@ -2,6 +2,7 @@
 from qindex.queue.delivering cimport Deliverer
 from qindex.queue.producing cimport Producer
 from qindex.queue.settling cimport Settler
+from qindex.queue.state cimport QueueState
 
 
 cdef class Queue:
@@ -12,3 +13,5 @@ cdef class Queue:
     cdef public Producer _producer
     cdef public Deliverer _deliverer
     cdef public Settler _settler
+    cdef public QueueState _state
+    cdef public list _owed

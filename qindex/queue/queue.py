@@ -154,7 +154,7 @@ class Queue:
             given, properties = self._coder.encode(body, properties)
         if confirm or self._state.sync_each:
             publish = partial(
-                self._producer.publish,
+                self._parts.producer.publish,
                 *(given, key, headers, properties, ttl, persistent, confirm, delay, at),
                 *(unique, window, until, priority),
             )
@@ -330,6 +330,8 @@ class Queue:
             delivery = self._deliverer.take_at(seq_id, lease=lease)
         else:
             delivery = self._deliverer.get(lease)
+            while delivery is None and self._deliverer.is_crowded() and self._state.catch_up():
+                delivery = self._deliverer.get(lease)
             if delivery is None and timeout != 0:
                 delivery = await_message(self._deliverer, timeout, lease)
         if self._owed:
@@ -353,6 +355,8 @@ class Queue:
             DamageError: The first message is damaged; the next call goes on after it.
         """
         batch = self._deliverer.get_many(max_messages, lease=lease)
+        while not batch and self._deliverer.is_crowded() and self._state.catch_up():
+            batch = self._deliverer.get_many(max_messages, lease=lease)
         if not batch:
             take = partial(self._deliverer.get_many, max_messages, lease=lease)
             batch = take_from(self._parts.state, take, timeout) or batch

@@ -23,15 +23,22 @@ _log = logging.getLogger("qindex.queue")
 
 
 class WouldWaitError(QueueFullError):
-    """The queue is full, and its publishers wait for room. The caller's loop waits, as
-    :func:`qindex.queue.waiting.await_room` does, for ``room`` for ``count`` messages with bodies of
-    ``size`` bytes, and publishes again."""
+    """The queue is full, and the core does not wait for room. The caller's loop does, as
+    :func:`qindex.queue.waiting.await_room`, for ``room`` for ``count`` messages with bodies of
+    ``size`` bytes, and publishes again.
 
-    def __init__(self, room: Room, count: int, size: int, text: str) -> None:
+    ``is_stuck``: the messages at the head could not be moved to their dead-letter queue. The loop
+    tries that once more (:meth:`Room.free_head`), and does not wait.
+    """
+
+    def __init__(
+        self, room: Room, count: int, size: int, text: str, *, is_stuck: bool = False
+    ) -> None:
         super().__init__(text)
         self.room = room
         self.count = count
         self.size = size
+        self.is_stuck = is_stuck
 
 
 class Room:
@@ -96,12 +103,17 @@ class Room:
                 f"queue {name!r} takes {limits.max_bytes} bytes (max_bytes), not {largest}"
             )
         if letters.stuck:
-            letters.move_waiting(again=True)
-            if letters.stuck:
-                raise QueueFullError(
-                    f"queue {name!r} is full, and so is its dead-letter queue "
-                    f"{letters.target!r}: nothing can be dropped from its head"
-                )
+            text = (
+                f"queue {name!r} is full, and so is its dead-letter queue "
+                f"{letters.target!r}: nothing can be dropped from its head"
+            )
+            raise WouldWaitError(self, *_sizes(items), text, is_stuck=True)
+
+    def free_head(self) -> bool:
+        """Move again what was dropped from the head; false where that fails. No lock is held."""
+        if self._letters.move_waiting(again=True):
+            self._letters.owe()
+        return not self._letters.stuck
 
     def _check(self, limits: Limits, count: int, size: int) -> None:
         if limits.never_fits(count, size):

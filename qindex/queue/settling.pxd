@@ -16,7 +16,7 @@ cdef class Settler:
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, given=Delivery,
                    seq=Py_ssize_t, synced=bint)
-    cpdef int ack(self, object delivery, bint waits=*) except -1
+    cpdef object ack(self, object delivery)
     @cython.locals(state=QueueState, lock=PatientLock)
     cpdef int begin_move(self, Delivery delivery) except -1
     @cython.locals(state=QueueState, seq=Py_ssize_t)

@@ -281,7 +281,7 @@ class Settler:
                 found.append(error)
             else:
                 found.append(None)
-        self.letters.move_waiting()
+        self.letters.owe()
         return found
 
     def come_back(
@@ -385,7 +385,7 @@ class Settler:
             following = state.leases.next_end()
             if following is not None:
                 state.alarm.set(self, following)
-        self.letters.move_waiting()
+        self.letters.owe()
         self.catch_up()
 
     def _end_lease(self, lease: Lease, now: float) -> None:

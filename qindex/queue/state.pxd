@@ -16,7 +16,8 @@ cdef class QueueState:
     cdef public uint64_t id_high
     cdef public Py_ssize_t base
     cdef public bint draining, sync_each, to_move, watched
-    cdef public dict noted
+    cdef public dict lapsed, noted
+    cdef public list owed
     cdef public PatientLock lock
     cdef public bytes middle
     cdef public tuple noted_as, tails

@@ -32,13 +32,20 @@ from qindex.queue.stats import Tally
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import Bell
 
+_MAX_LAPSED = 10_000
+"""Messages that have gone of which a queue remembers that a lease of theirs ran out."""
 LOOK_AGAIN = 1.0
 """Seconds after which a call that waits for a flush looks whether it is over: a flush that a
 signal's handler has cut short may not have told."""
 
 
 class Debt(Protocol):
-    """What a call of the core has found due, and does not do: it never waits."""
+    """Work that a call of the core has found due, and has not done: the core never waits.
+
+    The call notes it in :attr:`QueueState.owed`. Whoever made the call pays it once no lock is
+    held: a thread by :meth:`QueueState.catch_up`, a loop through its helper or the engine's
+    threads.
+    """
 
     def pay(self) -> list[Debt]:
         """Do it, or wait until it is done; return what that owes in its turn. The calling thread
@@ -47,8 +54,9 @@ class Debt(Protocol):
     def is_asked_for(self) -> bool:
         """Ask a thread of the engine to do it; false where there is none."""
 
-    def is_pressed(self) -> bool:
-        """Return whether it has fallen so far behind that callers are to wait for it."""
+    def pressing(self) -> QueueState | None:
+        """Return the queue whose ``flushed`` bell callers are to wait for, because the work has
+        fallen too far behind. None if nobody need wait."""
 
 
 class QueueState:
@@ -77,6 +85,7 @@ class QueueState:
         "id_high",
         "index",
         "keys",
+        "lapsed",
         "later",
         "leases",
         "levels",
@@ -154,6 +163,8 @@ class QueueState:
         # What the calls of the core owe, those of all priorities together. Whoever made the call
         # pays it once no lock is held.
         self.owed: list[Debt] = [] if beside is None else beside.owed
+        # The number of the nack at which the lease of a message that has gone ran out, by seq_id.
+        self.lapsed: dict[int, int] = {}
         self.flushed: Bell = Bell(self.lock)
         # The calls for single messages tick where seq_id & check_mask is 0.
         self.check_mask: int = 0
@@ -269,18 +280,31 @@ class QueueState:
         if self.index.changing:
             self.read_again()
 
-    def catch_up(self) -> None:
+    def pay(self, debt: Debt) -> None:
+        """Pay a debt, and what that owes in its turn. No lock is held."""
+        self.owed += debt.pay()
+        self.catch_up()
+
+    def catch_up(self) -> bool:
         """Pay what the calls of this queue owe: for threads, which may wait. No lock is held.
 
-        A signal's handler, or a finalizer, in the middle of another call pays nothing: that call
-        does, once it is over.
+        Return whether anything was paid: a get that found nothing may find a message then. A
+        signal's handler, or a finalizer, in the middle of another call pays nothing. That call does
+        so once it is over, unless a thread of the engine comes first.
         """
-        while self.owed and not (self.calls.is_mine() or self.index.poison.order.holds_any()):
+        paid = False
+        while self.owed:
+            if self.calls.is_mine() or self.index.poison.order.holds_any():
+                for debt in self.owed[:]:
+                    debt.is_asked_for()
+                break
             try:
                 debt = self.owed.pop()
             except IndexError:
                 break  # another thread has taken it
             self.owed += debt.pay()
+            paid = True
+        return paid
 
     def take_owed(self) -> list[Debt]:
         """Take over what the calls of this queue owe: another one's caller pays it."""
@@ -412,7 +436,7 @@ class QueueState:
         Raises :class:`StorageError`; nothing has changed then.
         """
         if self.keys is None:
-            keys = UniqueKeys(self.index, self.messages, self.base)
+            keys = UniqueKeys(self.index, self.messages, self.is_spent, self.base)
             keys.begin(durably=self.sync_each)
             self.keys = keys
         return self.keys
@@ -428,7 +452,7 @@ class QueueState:
         tell of any. Raises :class:`StorageError`."""
         if KEYS_FILE in files:
             # First, because it reads the messages that are ready, and not the delayed ones.
-            keys = UniqueKeys(self.index, self.messages, self.base)
+            keys = UniqueKeys(self.index, self.messages, self.is_spent, self.base)
             keys.load()
             self.keys = keys
         if DUE_FILE in files:
@@ -519,12 +543,27 @@ class QueueState:
                 continue
             if note.msg_id is not None:
                 stored.append(note.msg_id)
+            if note.lapsed_at >= 0:
+                self._note_lapsed(seq, note.lapsed_at)
             if self.counts is not None and note.deliveries >= 0:
                 self.counts.note(seq, None)
         if stored:
             self.release(stored)
         if self.settled.waiting:
             self.settled.notify_all()
+
+    def _note_lapsed(self, seq: int, lapsed_at: int) -> None:
+        """Remember that the lease of a message that has gone ran out: its first consumer may still
+        settle it, and is to hear why it can't."""
+        self.lapsed[seq] = lapsed_at
+        if len(self.lapsed) > _MAX_LAPSED:
+            del self.lapsed[next(iter(self.lapsed))]
+
+    def is_spent(self, seq: int) -> bool:
+        """Return whether a ready message was delivered as often as it may be: the next ``get``
+        makes it a dead letter. Lock held."""
+        note = self.noted.get(seq)
+        return note is not None and 0 < self.delivery_limit <= note.deliveries
 
     # -- syncs in the middle of a sync ------------------------------------------------------------
 

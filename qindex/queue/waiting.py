@@ -74,9 +74,6 @@ def take_first(
     ``is_stopped()``. No lock is held. Raises as ``take``.
     """
     deadline = deadline_after(timeout)
-    for state in states:
-        if state.owed:
-            state.catch_up()
     while True:
         gate = _Gate()
         ringers = [(state, gate.listener(state)) for state in states]
@@ -93,10 +90,10 @@ def take_first(
             left = time_left(deadline)
             is_over = is_stopped() or (left is not None and left <= 0)
             if taken is None and not is_over:
-                for state in states:
-                    if state.owed:
-                        state.catch_up()
-                gate.wait(left)
+                # A call that has ended early, for the sake of what it owes, found nothing yet.
+                paid = [state.catch_up() for state in states if state.owed]
+                if not any(paid):
+                    gate.wait(left)
                 rung_by = gate.rung_by
                 taken = take()
                 goes_on = taken is None
@@ -144,7 +141,12 @@ def await_message(
 
 def await_room(full: WouldWaitError, timeout: float | None) -> float | None:
     """Wait until there may be the room that a publish has not found, and return what is left of its
-    ``timeout``. Raises :class:`QueueFullError` when the time is up."""
+    ``timeout``. Raises :class:`QueueFullError` when the time is up, or if nobody may wait."""
+    if full.is_stuck:
+        if not full.room.free_head():
+            full.room.count_refusal(full.count)
+            raise QueueFullError(str(full)) from None
+        return timeout
     deadline = deadline_after(timeout)
     left = time_left(deadline)
     with full.room.state.lock, full.room.state as state:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -25,7 +25,7 @@ from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
-from qindex.server.loop import Bells, Connection, Loop, Reply
+from qindex.server.loop import Connection, Loop, Reply
 from qindex.server.pushing import Consumer, columns, extra_of, of_batch
 from qindex.server.sessions import Credit, Served, Session
 
@@ -286,15 +286,15 @@ class Server(Loop):
                 return reply
 
             return self.aside(conn, number, flush)
-        pressed = [one for one in owed if one.is_pressed()]
-        if not pressed:
+        pressing = {one: state for one in owed if (state := one.pressing()) is not None}
+        if not pressing:
             return reply
 
         def attempt() -> Reply:
-            waits = any(one.is_pressed() and one.state.flushing for one in pressed)
+            waits = any(one.pressing() and state.flushing for one, state in pressing.items())
             return None if waits else reply
 
-        bells = tuple((one.state, one.state.flushed) for one in pressed)
+        bells = tuple((state, state.flushed) for state in pressing.values())
         return self.wait_for(conn, number, bells, attempt, monotonic() + 1.0, lambda: reply)
 
     def _reserve(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -367,19 +367,16 @@ class Server(Loop):
         delivery = served.deliverer.get(lease)
         if delivery is not None:
             return self._given(conn, number, served, delivery, acked)
-        if timeout is not None and not timeout > 0:
-            reply = self.frame(number, wire.DONE)
-            return self._settled(served, conn, number, reply) if acked else reply
 
         def attempt() -> Reply:
             found = served.deliverer.get(lease)
             return None if found is None else self._given(conn, number, served, found, acked)
 
         def expire() -> Reply:
-            return self.frame(number, wire.DONE)
+            reply = self.frame(number, wire.DONE)
+            return self._settled(served, conn, number, reply) if acked else reply
 
-        bells = ((served.state, served.state.arrived),)
-        return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
+        return self._wait_for_message(conn, number, (served,), attempt, timeout, expire)
 
     def _get_first(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """Return the next message of the first of several queues that has one."""
@@ -393,18 +390,18 @@ class Server(Loop):
                     return self._given(conn, number, served, found, False, at)
             return None
 
-        bells = [(one.state, one.state.arrived) for one in sources]
-        return self._now_or_later(conn, number, bells, attempt, timeout)
+        return self._now_or_later(conn, number, sources, attempt, timeout)
 
     def _now_or_later(
         self,
         conn: Connection,
         number: int,
-        bells: Bells,
+        sources: Sequence[Served],
         attempt: Callable[[], Reply],
         timeout: float | None,
     ) -> Reply:
-        """Try it, and again whenever a bell rings, for a time; reply with nothing then."""
+        """Try to take messages now, and again when some come; reply with nothing when the time is
+        up."""
 
         def expire() -> Reply:
             return self.frame(number, wire.DONE)
@@ -412,8 +409,38 @@ class Server(Loop):
         reply = attempt()
         if reply is not None:
             return reply
+        return self._wait_for_message(conn, number, sources, attempt, timeout, expire)
+
+    def _wait_for_message(
+        self,
+        conn: Connection,
+        number: int,
+        sources: Sequence[Served],
+        attempt: Callable[[], Reply],
+        timeout: float | None,
+        expire: Callable[[], Reply],
+    ) -> Reply:
+        """Go on after an attempt that found nothing: what it owes is paid first, if it has ended
+        early."""
+        if any(one.deliverer.is_crowded() for one in sources):
+
+            def pay() -> bytes:
+                for one in sources:
+                    one.state.catch_up()
+                return b""
+
+            def again(_: bytes) -> Reply:
+                reply = attempt()
+                if reply is not None:
+                    return reply
+                return self._wait_for_message(conn, number, sources, attempt, timeout, expire)
+
+            return self.aside(conn, number, pay, again)
+        for one in sources:
+            one.state.hand_over()
         if timeout is not None and not timeout > 0:
             return expire()
+        bells = [(one.state, one.state.arrived) for one in sources]
         return self.wait_for(conn, number, bells, attempt, deadline_after(timeout), expire)
 
     def _given(
@@ -460,10 +487,10 @@ class Server(Loop):
         def attempt() -> Reply:
             # Messages of a size that is not known yet: of large ones fewer in a frame.
             batch = served.deliverer.get_many(min(most, 64), lease=lease)
-            if served.state.owed:
-                served.state.hand_over()
             if not batch:
                 return None
+            if served.state.owed:
+                served.state.hand_over()
             size = sum(map(len, batch.bodies))
             rest = min(most - len(batch), 64 * wire.PART // (size + 64 * len(batch)))
             is_plain = served.state.levels is None  # a batch is of one priority
@@ -487,8 +514,7 @@ class Server(Loop):
                 session.take_back((tag,))
                 raise
 
-        bells = ((state, state.arrived),)
-        return self._now_or_later(conn, number, bells, attempt, timeout)
+        return self._now_or_later(conn, number, (served,), attempt, timeout)
 
     def _consume(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
@@ -609,6 +635,7 @@ class Server(Loop):
                     together.transaction.__exit__(None, None, None)
                 else:
                     together.transaction._roll_back()
+                    together.transaction.catch_up()
             return wire.frame(number, wire.DONE)
 
         def end(*, acked: bool) -> None:
@@ -995,6 +1022,16 @@ class Publishing:
         def expire() -> Reply:
             full.count_refusal(count)
             return refusal
+
+        if error.is_stuck:
+
+            def free_head() -> bytes:
+                return b"free" if full.free_head() else b""
+
+            def publish(found: bytes) -> Reply:
+                return self.begin() if found else expire()
+
+            return self._server.aside(self._conn, self._number, free_head, publish)
 
         if self._deadline is not None and monotonic() >= self._deadline:
             return expire()

@@ -103,6 +103,7 @@ class Together:
         """Undo it, if it is not over."""
         with self.lock:
             self.transaction._roll_back()
+        self.transaction.hand_over()
 
 
 class Session:

@@ -90,9 +90,9 @@ def test_a_delay_takes_no_prefetch_and_holds_nobody_up(tmp_path: Path) -> None:
 def test_order_is_that_of_ready_times_over_a_reopen(tmp_path: Path, size: int) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
-        queue.publish(b"b" * size, delay=0.02, key="b", headers={"n": 1})
+        queue.publish(b"b" * size, delay=0.2, key="b", headers={"n": 1})
         queue.publish(b"a" * size)
-        time.sleep(0.05)
+        time.sleep(0.25)
         queue.publish(b"c" * size)
         queue.flush()
     with qindex.open(tmp_path) as engine:
@@ -103,6 +103,21 @@ def test_order_is_that_of_ready_times_over_a_reopen(tmp_path: Path, size: int) -
         assert batch[1].headers["n"] == 1
         engine.queue("q").ack_many(batch)
         assert engine.queue("q").stats().messages == 0
+
+
+def test_rabbitmqs_records_keep_the_order_of_due_messages(tmp_path: Path) -> None:
+    """They have no place for the publish time."""
+    with qindex.open(tmp_path, record_format="rabbitmq") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"before")
+        queue.publish(b"due", delay=0.01)
+        time.sleep(0.02)
+        queue.publish(b"after", key="k", headers={"n": 1})
+        queue.publish_many([b"last"] * 2)
+    with qindex.open(tmp_path, record_format="rabbitmq") as engine:
+        batch = engine.queue("q").get_many(10)
+        assert batch.bodies == [b"before", b"due", b"after", b"last", b"last"]
+        assert batch[2].headers["n"] == 1
 
 
 def test_a_batch_has_a_message_once_that_is_due_before_earlier_ones(tmp_path: Path) -> None:

@@ -106,6 +106,20 @@ def test_of_a_batch(tmp_path: Path) -> None:
         assert queue.stats().unacked == 0
 
 
+@pytest.mark.parametrize("max_priority", [None, 3])
+def test_of_a_message_that_has_gone_since(tmp_path: Path, max_priority: int | None) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", max_priority=max_priority)
+        queue.publish_many([b"0", b"1"])
+        batch = queue.get_many(2, lease=SHORT)
+        queue.ack_many([take(queue), take(queue)])
+        for settle in (batch[0].ack, batch[1].nack, batch[1].reject):
+            with pytest.raises(qindex.LeaseExpiredError):
+                settle()
+        with pytest.raises(qindex.LeaseExpiredError):
+            queue.ack_many(batch)
+
+
 def test_consume_with_a_lease(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")

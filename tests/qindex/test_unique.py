@@ -21,6 +21,7 @@ from qindex.queue.notes.unique_keys import KeyTable
 from qindex.tools.verify import verify
 from tests.cli.support import run
 from tests.effort import by_tier
+from tests.qindex.support import copy_live
 
 
 def refused(queue: qindex.Queue, key: str, **options: Any) -> int:
@@ -111,6 +112,50 @@ def test_a_window_runs_from_the_publish_and_outlives_message_and_engine(
         queue = engine.queue("q")
         queue.publish(b"y", unique="k")
         refused(queue, "k")
+
+
+def test_a_window_of_a_clock_that_was_ahead_is_no_longer_than_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = right = run_clock.time_ns()
+    monkeypatch.setattr(run_clock, "time_ns", lambda: now)
+    now += 365 * 86_400 * 10**9
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        seq = queue.publish(b"x", unique="k", window=60)
+        queue.get().ack()
+    now = right
+    for seconds in (0, 59):
+        now = right + seconds * 10**9
+        with qindex.open(tmp_path) as engine:
+            assert refused(engine.queue("q"), "k") == seq
+    now = right + 61 * 10**9
+    with qindex.open(tmp_path) as engine:
+        engine.queue("q").publish(b"y", unique="k")
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_what_no_consumer_gets_any_more_holds_no_key(tmp_path: Path, size: int) -> None:
+    """It was due to go when the process was killed: no get has come since."""
+    (tmp_path / "one").mkdir()
+    with qindex.open(tmp_path / "one", background=False) as engine:
+        queue = engine.queue("q", dead_letter="dead", delivery_limit=2)
+        queue.publish(bytes(size), unique="a")
+        queue.publish(bytes(size), unique="b", ttl=0.05)
+        first = queue.get()
+        refused(queue, "a")
+        first.nack()
+        refused(queue, "a")
+        second = queue.get()
+        refused(queue, "a")  # its last delivery is under way
+        queue._settler.nack(second)  # the move of the dead letter is owed
+        copy_live(tmp_path / "one", tmp_path / "two")
+    time.sleep(0.06)
+    with qindex.open(tmp_path / "two", background=False) as engine:
+        queue = engine.queue("q")
+        assert queue.publish(b"new", unique="a") == 2
+        assert queue.publish(b"new", unique="b") == 3
+        assert [one.body for one in queue.get_many(10)] == [b"new"] * 2
 
 
 @pytest.mark.parametrize("way", ["move", "reject"])

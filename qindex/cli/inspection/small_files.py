@@ -18,7 +18,7 @@ from journal.fs.files import REAL, read_file, read_optional
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout
-from qindex.format.headers import DUE_FILE, KEYS_FILE, WINDOW_AT
+from qindex.format.headers import BEGAN_AT, DUE_FILE, KEYS_FILE, WINDOW_AT
 from qindex.format.json_value import plain_value
 from qindex.format.notes import CLOSED, MAX_VALUE, NOTED, pack_note, unpack_note
 from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
@@ -142,6 +142,8 @@ def _unique_keys(path: str, data: bytes, findings: list[Finding]) -> Iterator[Ro
     for row, seq_id, value in _notes(path, data, findings):
         if value >= 0 and seq_id >= WINDOW_AT:
             yield {**row, "record": "window", "seq_id": seq_id - WINDOW_AT, "until": value}
+        elif value >= 0 and seq_id >= BEGAN_AT:
+            yield {**row, "record": "window", "seq_id": seq_id - BEGAN_AT, "began": value}
         elif value >= 0:
             yield {**row, "record": "key", "seq_id": seq_id, "hash": value}
         else:

@@ -18,6 +18,7 @@ from journal.errors import DuplicateError, StorageError, StoreError, UsageError
 from journal.memory.arrays import I64
 from qindex.format.entries import Entry
 from qindex.format.headers import (
+    BEGAN_AT,
     KEY_HEADER,
     KEYS_FILE,
     UNTIL_HEADER,
@@ -31,7 +32,7 @@ from qindex.format.headers import (
 from qindex.format.notes import pack_note
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
-from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, PENDING, PUBLISHED
+from qindex.index.segment import ABSENT, ACKED, HELD, MOVING, OUT, PENDING, PUBLISHED
 from qindex.queue.notes.delays import now_us
 from qindex.queue.notes.notes_file import NotesFile
 from qindex.queue.prepared_message import Prepared
@@ -101,14 +102,22 @@ class KeyTable:
 class UniqueKeys:
     """The unique keys of one queue, whose lock is held for every call."""
 
-    def __init__(self, index: QueueIndex, messages: Messages | None, base: int = 0) -> None:
-        """``base``: added to a seq_id of the index it makes the seq_id that users get."""
+    def __init__(
+        self,
+        index: QueueIndex,
+        messages: Messages | None,
+        is_spent: Callable[[int], bool],
+        base: int = 0,
+    ) -> None:
+        """``is_spent``: returns whether a ready message has had its last delivery. ``base``: added
+        to a seq_id of the index it makes the seq_id that users get."""
         self._base = base
+        self._is_spent = is_spent
         self._index = index
         self._messages = messages
         self._table = KeyTable()
-        # The ends of windows, in microseconds since 1970, by seq_id.
-        self._windows: dict[int, int] = {}
+        # When each window began and ends, in microseconds since 1970, by seq_id.
+        self._windows: dict[int, tuple[int, int]] = {}
         self.is_unsynced: bool = False
         self._unnoted: list[tuple[int, int]] = []
         lost = "a window may end early"
@@ -125,11 +134,21 @@ class UniqueKeys:
         seq = self._table.get(hash_key(key))
         if seq is None or seq >= self._index.next_seq:
             return
-        if self._windows and self._windows.get(seq, 0) > now_us():
+        if seq in self._windows and self._is_open(key, seq):
             raise DuplicateError(self._base + seq, f"the window of unique key {key!r} is open")
         state = self._state_of(seq)
         if state not in _FREE and self._holds(seq, key, state):
             raise DuplicateError(self._base + seq, f"a message holds unique key {key!r}")
+
+    def _is_open(self, key: str, seq: int) -> bool:
+        """Return whether the window of a message is open. If the clock was ahead as it began, it
+        begins now: it is never open for longer than it was asked for, once the clock is right."""
+        began, ends = self._windows[seq]
+        now = now_us()
+        if now < began:
+            began, ends = now, now + ends - began
+            self.open_window(key, seq, began, ends)
+        return now < ends
 
     def _state_of(self, seq: int) -> int:
         if seq // self._index.entry_count not in self._index.segments:
@@ -141,6 +160,8 @@ class UniqueKeys:
         _, extra = self._index.read_held(seq)
         if not isinstance(extra, Entry):
             return False
+        if state not in (OUT, PENDING) and (0 < extra.expiry <= now_us() or self._is_spent(seq)):
+            return False  # no consumer gets it any more: the next get drops it
         message = extra.message
         if message is None and extra.stored and self._messages is not None:
             try:
@@ -152,25 +173,29 @@ class UniqueKeys:
         waits = state in (PUBLISHED, HELD, PENDING)
         return waits or message.headers.get(UNTIL_HEADER) != "delivered"
 
-    def take(self, key: str, seq: int, window: int = 0) -> None:
-        """Let the message that was just published hold a key. ``window``: until this time at least,
-        in microseconds since 1970."""
+    def take(self, key: str, seq: int, began: int = 0, ends: int = 0) -> None:
+        """Let the message that was just published hold a key; with ``ends`` at least from ``began``
+        to ``ends``, in microseconds since 1970."""
         if self._table.is_full():
             self._forget_gone()
         hashed = hash_key(key)
         self._table.put(hashed, seq)
-        if window:
-            self.open_window(key, seq, window)
+        if ends:
+            self.open_window(key, seq, began, ends)
         else:
             self._unnoted.append((seq, hashed))
 
-    def open_window(self, key: str, seq: int, window: int) -> None:
-        """Let a message hold its key until this time at least; see :meth:`take`."""
+    def open_window(self, key: str, seq: int, began: int, ends: int) -> None:
+        """Let a message hold its key at least between these times; see :meth:`take`."""
         hashed = hash_key(key)
-        self._windows[seq] = window
+        self._windows[seq] = began, ends
         self.is_unsynced = True
         try:
-            self._file.append(pack_note(seq, hashed) + pack_note(seq + WINDOW_AT, window))
+            self._file.append(
+                pack_note(seq, hashed)
+                + pack_note(seq + BEGAN_AT, began)
+                + pack_note(seq + WINDOW_AT, ends)
+            )
         except StorageError as error:
             # The message itself says it, as long as it is there.
             self._unnoted.append((seq, hashed))
@@ -183,7 +208,7 @@ class UniqueKeys:
 
     def _forget_gone(self) -> None:
         now = now_us()
-        self._windows = {seq: until for seq, until in self._windows.items() if until > now}
+        self._windows = {seq: one for seq, one in self._windows.items() if one[1] > now}
         hashes, seqs = self._table.all()
         kept = self._index.are_there(seqs) | np.isin(seqs, list(self._windows))
         self._table.keep(hashes[kept], seqs[kept])
@@ -194,7 +219,7 @@ class UniqueKeys:
         """Write the notes that the file lacks; as
         :meth:`qindex.queue.notes.delays.DueTimes.note_published`."""
         try:
-            if self._file.records > 2 * len(self._table) + 2 * len(self._windows) + _MOST_SPARE:
+            if self._file.records > 2 * len(self._table) + 4 * len(self._windows) + _MOST_SPARE:
                 self._rewrite()
             elif self._unnoted:
                 pairs = np.array(self._unnoted, np.int64)
@@ -214,9 +239,11 @@ class UniqueKeys:
     def _rewrite(self, *, closed: bool = False) -> None:
         self._forget_gone()
         hashes, seqs = self._table.all()
-        windows = np.array(list(self._windows.items()), np.int64).reshape(-1, 2)
-        seqs = np.concatenate((seqs, windows[:, 0] + WINDOW_AT))
-        self._file.rewrite(seqs, np.concatenate((hashes, windows[:, 1])), closed=closed)
+        windows = np.array([(seq, *one) for seq, one in self._windows.items()], np.int64)
+        windows = windows.reshape(-1, 3)
+        seqs = np.concatenate((seqs, windows[:, 0] + BEGAN_AT, windows[:, 0] + WINDOW_AT))
+        values = np.concatenate((hashes, windows[:, 1], windows[:, 2]))
+        self._file.rewrite(seqs, values, closed=closed)
         self._unnoted = []
 
     def sync(self) -> None:
@@ -233,13 +260,20 @@ class UniqueKeys:
     def load(self) -> None:
         """Take over what the file and the messages say. Raises :class:`StorageError`."""
         found, closed = self._file.read()
-        is_window = found.seq_ids >= WINDOW_AT
-        windows = (found.seq_ids[is_window] - WINDOW_AT).tolist()
-        self._windows |= zip(windows, found.values[is_window].tolist(), strict=True)
-        seqs, hashes = found.seq_ids[~is_window], found.values[~is_window]
+        # Files of earlier versions, and messages, say when windows end, and not when they began.
+        began: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        for at, windows in ((BEGAN_AT, began), (WINDOW_AT, ends)):
+            those = (found.seq_ids >= at) & (found.seq_ids < at + BEGAN_AT)
+            noted = found.seq_ids[those] - at, found.values[those]
+            windows |= zip(*(column.tolist() for column in noted), strict=True)
+        is_key = found.seq_ids < BEGAN_AT
+        seqs, hashes = found.seq_ids[is_key], found.values[is_key]
         if not closed:
-            ends = self._file.find(found.noted, self._messages, window_in)
-            self._windows |= zip(*(column.tolist() for column in ends), strict=True)
+            stated = self._file.find(found.noted, self._messages, window_in)
+            ends |= zip(*(column.tolist() for column in stated), strict=True)
+        self._windows |= {seq: (began.get(seq, 0), end) for seq, end in ends.items()}
+        if not closed:
             more = self._file.find(found.noted, self._messages, hash_in)
             self._unnoted += zip(*(column.tolist() for column in more), strict=True)
             seqs = np.concatenate((seqs, more[0]))
@@ -280,14 +314,15 @@ class Taking:
         self._check = check
         self._key = unique
         self._seq = 0
-        self._window = 0
+        self._began = self._ends = 0
         self._waits = waits
         self.headers: dict[str, str | int] = {KEY_HEADER: unique}
         if until == "delivered":
             self.headers[UNTIL_HEADER] = until
         if window is not None:
-            self._window = now_us() + int(window * 1e6)
-            self.headers[WINDOW_HEADER] = self._window
+            self._began = now_us()
+            self._ends = self._began + int(window * 1e6)
+            self.headers[WINDOW_HEADER] = self._ends
 
     def check(self) -> None:
         """Raise :class:`DuplicateError` if the key is taken."""
@@ -300,12 +335,12 @@ class Taking:
 
     def after(self) -> None:
         """It was appended."""
-        self._keys.take(self._key, self._seq, 0 if self._waits else self._window)
+        self._keys.take(self._key, self._seq, self._began, 0 if self._waits else self._ends)
 
     def open_window(self) -> None:
         """Its transaction is committed."""
-        if self._window:
-            self._keys.open_window(self._key, self._seq, self._window)
+        if self._ends:
+            self._keys.open_window(self._key, self._seq, self._began, self._ends)
 
 
 def _is_window(window: object) -> bool:
