@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import StoreError, UsageError
+from qindex.cli.opening import ask_server
 from qindex.cli.output import (
     key_text,
     preview,
@@ -85,8 +86,8 @@ def list_command(
 
     DIR is a store's directory or that of a RabbitMQ virtual host. ready: messages that wait for a
     consumer. unacked: messages with a consumer ("-": known only to the process that has the store
-    open). bytes: of the bodies. on disk: the files of the queue. version: of RabbitMQ's queue files
-    (1+2: a conversion was interrupted). Settings follow their queue.
+    open; a server is asked). bytes: of the bodies. on disk: the files of the queue. version: of
+    RabbitMQ's queue files (1+2: a conversion was interrupted). Settings follow their queue.
     """
     store = StoreReader(directory, segment_entry_count=entry_count)
     found = []
@@ -96,10 +97,12 @@ def list_command(
         if summary is None:
             continue
         found.append(summary)
-        if as_json:
-            print_json(_summary_json(summary) | {"kind": store.kind})
         code |= print_findings(reader.findings)
-    if not as_json:
+    found = ask_server(directory, found)
+    if as_json:
+        for summary in found:
+            print_json(_summary_json(summary) | {"kind": store.kind})
+    else:
         print_queues(found, wide=wide)
     return code | print_findings(store.findings)
 
@@ -132,6 +135,7 @@ def stats_command(
         if summary is not None:
             found.append(summary)
             code |= print_findings(reader.findings)
+    found = ask_server(directory, found)
     messages = store.message_store()
     if prometheus and as_json:
         raise UsageError("either --json or --prometheus")

@@ -19,7 +19,10 @@ def serve_command(
     ] = "os",
     group: Annotated[
         str | None,
-        typer.Option(help="A group whose members may also use the store.", show_default=False),
+        typer.Option(
+            help="A group, by name or number, whose members may also use the store.",
+            show_default=False,
+        ),
     ] = None,
     lock_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for another process to close the store.")
@@ -49,6 +52,8 @@ def serve_command(
 def _group(name: str | None) -> int | None:
     if name is None:
         return None
+    if name.isdecimal() and int(name) < 1 << 32:
+        return int(name)
     import grp
 
     try:

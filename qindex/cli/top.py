@@ -20,6 +20,7 @@ from rich.text import Text
 
 from journal.fs.files import PathLike
 from qindex.cli.look import Directory, JsonOption
+from qindex.cli.opening import ask_server
 from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value
 from qindex.recovery.point_in_time import BusyError
@@ -77,6 +78,7 @@ class Look:
                 queues.append(now)
             if now is not None and then is not None:
                 rates[queue.name] = Rates.between(then, now, at - since)
+        queues = ask_server(reader.directory, queues)
         return cls(reader, at, queues, reader.message_store(), rates)
 
 
@@ -99,9 +101,10 @@ def top_command(
 ) -> int:
     """Show the queues, their rates and the message store's garbage, live.
 
-    Reads only files, takes no lock and changes nothing. Rates are the changes between two looks. A
-    large store is looked at less often, to use at most a fifth of a processor. Keys: n m b p sort,
-    q quits. With --once or --json, or if standard output is not a terminal, it prints one look.
+    Reads files, asks a running server, takes no lock and changes nothing. Rates are the changes
+    between two looks. A large store is looked at less often, to use at most a fifth of a processor.
+    Keys: n m b p sort, q quits. With --once or --json, or if standard output is not a terminal, it
+    prints one look.
     """
     look = Look.take(directory)
     if as_json:

@@ -15,7 +15,13 @@ import stat
 import struct
 from contextlib import suppress
 
-from journal.errors import NotAStoreError, StorageError, StoreError, UsageError
+from journal.errors import (
+    NotAStoreError,
+    StorageError,
+    StoreError,
+    UsageError,
+    storage_errors,
+)
 from qindex.format import layout
 
 _PEER = struct.Struct("3i")
@@ -73,7 +79,6 @@ def connect(directory: str) -> socket.socket:
 def listen(directory: str, fd: int, group: int | None = None) -> tuple[socket.socket, int]:
     """Listen on the socket of a directory; the caller has its lock. Return the socket, and the
     number of its file. Raises :class:`StorageError`."""
-    path = socket_path(directory, fd)
     try:
         found = os.stat(layout.SERVER_SOCKET, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -81,26 +86,48 @@ def listen(directory: str, fd: int, group: int | None = None) -> tuple[socket.so
     else:
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
             raise _foreign(directory, layout.SERVER_SOCKET, "is not a socket of this user")
-        os.unlink(layout.SERVER_SOCKET, dir_fd=fd)  # of a server that was killed
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)
     try:
-        sock.bind(path)
-    except OSError as error:
+        with storage_errors(directory, "the server's socket can't be made"):
+            return sock, _bind(sock, directory, fd, group)
+    except BaseException:
         sock.close()
-        raise StorageError(directory, "the server's socket can't be made", error) from error
-    finally:
-        os.umask(before)
+        raise
+
+
+def _bind(sock: socket.socket, directory: str, fd: int, group: int | None) -> int:
+    """Make the socket's file, and return its number.
+
+    It gets its group and mode in a directory that nobody else may enter, and then its place. A
+    member of the store's group could put a link in its place, if they were changed there.
+    """
+    with suppress(FileExistsError):  # of a server that was killed
+        os.mkdir(layout.SERVER_MAKING, 0o700, dir_fd=fd)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    own = os.open(layout.SERVER_MAKING, flags, dir_fd=fd)
     try:
+        made = os.fstat(own)
+        if made.st_uid != os.geteuid() or made.st_mode & 0o077:
+            raise _foreign(directory, layout.SERVER_MAKING, "is another user's, or open to others")
+        name = layout.SERVER_SOCKET
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=own)
+        before = os.umask(0o177)
+        try:
+            sock.bind(socket_path(os.path.join(directory, layout.SERVER_MAKING), own))
+        finally:
+            os.umask(before)
         if group is not None:
-            os.chown(layout.SERVER_SOCKET, -1, group, dir_fd=fd, follow_symlinks=False)
-            os.chmod(layout.SERVER_SOCKET, 0o660, dir_fd=fd)
+            os.chown(name, -1, group, dir_fd=own, follow_symlinks=False)
+            os.chmod(name, 0o660, dir_fd=own)
         sock.listen(512)
-        number = os.stat(layout.SERVER_SOCKET, dir_fd=fd, follow_symlinks=False).st_ino
-    except OSError as error:
-        sock.close()
-        raise StorageError(directory, "the server's socket can't be made", error) from error
-    return sock, number
+        number = os.stat(name, dir_fd=own, follow_symlinks=False).st_ino
+        os.rename(name, name, src_dir_fd=own, dst_dir_fd=fd)
+    finally:
+        os.close(own)
+        with suppress(OSError):
+            os.rmdir(layout.SERVER_MAKING, dir_fd=fd)
+    return number
 
 
 def remove_socket(fd: int, number: int) -> None:

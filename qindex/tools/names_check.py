@@ -39,11 +39,12 @@ _ROOT_FILES = frozenset(
         layout.CONFIG,
         VHOST_FILE,
         RECOVERY_TERMS,
-        *(layout.SERVER_FILES - {layout.SERVER_SOCKET}),
+        *(layout.SERVER_FILES - {layout.SERVER_SOCKET, layout.SERVER_MAKING}),
     )
 )
 _ROOT_DIRECTORIES = frozenset(
     (
+        layout.SERVER_MAKING,
         layout.CONVERSION,
         layout.QUEUES,
         layout.STAGING,

@@ -22,7 +22,7 @@ from qindex.format.priorities import SHIFT, split_seq_id
 from qindex.format.rabbitmq.names import directory_name
 from qindex.tools.verify import verify
 from tests.faulty_fs import FaultyFileSystem
-from tests.waiting import WAIT
+from tests.waiting import WAIT, wait_until
 
 
 @pytest.fixture
@@ -825,10 +825,10 @@ def test_a_message_for_any_of_several_queues_wakes_who_waits(engine: qindex.Engi
 
     thread = threading.Thread(target=consume)
     thread.start()
-    for name in ("c", "a", "b"):
-        time.sleep(0.03)
-        engine.queue(name).publish(name.encode())
     time.sleep(0.03)
+    for count, name in enumerate(("c", "a", "b"), 1):
+        engine.queue(name).publish(name.encode())
+        wait_until(lambda count=count: len(found) == count)
     engine.queue("b").publish(b"end", delay=0.05)
     thread.join(WAIT)
     assert found == [("c", b"c"), ("a", b"a"), ("b", b"b"), ("b", b"end")]

@@ -95,6 +95,28 @@ def test_commands_that_need_a_store_at_rest_say_so(tmp_path: Path) -> None:
     end_server(tmp_path / "data")
 
 
+def test_commands_that_look_ask_the_server(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with qindex.open(data) as engine:
+        engine.queue("at rest").publish_many([b"x"] * 2)
+        for delivery in engine.queue("at rest").get_many(2):
+            delivery.nack()
+    with qindex.open(data, shared=True, linger=0) as shared:
+        queue = shared.queue("q")
+        queue.publish_many([b"x"] * 10)
+        queue.publish(b"later", delay=60)
+        kept = queue.get_many(3)
+        kept[0].ack()
+        expected = {"q": (7, 2), "at rest": (2, 0)}
+        for command in (("list",), ("stats",), ("top", "--once")):
+            rows = run(*command, data, "--json").rows
+            rows = rows if command == ("list",) else rows[0]["queues"]
+            assert {row["name"]: (row["ready"], row["unacked"]) for row in rows} == expected
+        text = run("stats", data, "--prometheus").text
+        assert 'qindex_queue_ready{queue="q"} 7' in text.splitlines()
+    end_server(tmp_path / "data")
+
+
 def test_serve_refuses_what_it_can_not_do(tmp_path: Path) -> None:
     for arguments in (["--durability", "x"], ["--group", "no such group"]):
         refused = run("serve", str(tmp_path / "data"), *arguments)

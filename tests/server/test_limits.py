@@ -104,9 +104,7 @@ def test_a_group_is_let_in_and_another_user_is_not(tmp_path: Path) -> None:
         finally:
             server.terminate()
             assert server.wait(WAIT) == 0
-    import grp
-
-    with serve(data, "--group", grp.getgrgid(GROUP).gr_name) as server:
+    with serve(data, "--group", str(GROUP)) as server:
         try:
             status = (data / "qindex.sock").stat()
             assert (status.st_gid, status.st_mode & 0o777) == (GROUP, 0o660)

@@ -206,6 +206,49 @@ class _OfAnother:
         return getattr(self._status, name)
 
 
+@pytest.mark.parametrize("call", ["bind", "chown", "chmod", "listen"])
+def test_a_link_that_is_put_in_the_sockets_place_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """By a member of the store's group, in the middle of a start."""
+    data, victim = tmp_path / "data", tmp_path / "victim"
+    data.mkdir()
+    victim.write_text("secret")
+    victim.chmod(0o600)
+
+    def putting(real: Any) -> Any:
+        def done(*arguments: Any, **options: Any) -> Any:
+            (data / "link").symlink_to(victim)
+            os.rename(data / "link", data / layout.SERVER_SOCKET)
+            return real(*arguments, **options)
+
+        return done
+
+    where: Any = os if call.startswith("ch") else socket.socket
+    monkeypatch.setattr(where, call, putting(getattr(where, call)))
+    fd = place.open_directory(str(data))
+    sock, number = place.listen(str(data), fd, os.getgid())
+    monkeypatch.undo()
+    assert victim.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(data) == [layout.SERVER_SOCKET]
+    made = (data / layout.SERVER_SOCKET).lstat()
+    assert (made.st_ino, made.st_mode & 0o777) == (number, 0o660)
+    place.connect(str(data)).close()
+    place.remove_socket(fd, number)
+    os.close(fd)
+    sock.close()
+
+
+def test_a_directory_of_others_is_not_used_for_the_socket(tmp_path: Path) -> None:
+    making = tmp_path / layout.SERVER_MAKING
+    making.mkdir()
+    making.chmod(0o770)
+    fd = place.open_directory(str(tmp_path))
+    with pytest.raises(qindex.StorageError, match="open to others"):
+        place.listen(str(tmp_path), fd)
+    os.close(fd)
+
+
 def test_a_long_path_works(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120) / ("e" * 120)
     deep.mkdir(parents=True)
