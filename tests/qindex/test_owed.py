@@ -16,7 +16,9 @@ import qindex.aio
 from journal.fs.files import PathLike, RealFileSystem
 from qindex.aio.engine import open_store
 from qindex.queue.dead_letters import MOST_WAITING
-from tests.qindex.support import open_quietly, wait_until
+from qindex.queue.flushing import Flusher
+from tests.qindex.support import open_quietly
+from tests.waiting import WAIT, wait_until
 
 
 def test_a_publish_of_the_core_notes_the_flush_and_the_face_does_it(tmp_path: Path) -> None:
@@ -168,5 +170,40 @@ def test_no_call_syncs_on_an_event_loop(tmp_path: Path) -> None:
                     raise ZeroDivisionError
             assert fs.threads
             assert loop not in fs.threads
+
+    asyncio.run(main())
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("way", ["publish", "reject", "nack"])
+def test_a_loop_goes_on_while_a_flush_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The flush goes on only once the loop has turned."""
+    may_go_on = threading.Event()
+    flush = Flusher.write_and_empty
+
+    def held_up(flusher: Flusher, *, held: bool = False) -> None:
+        assert held or may_go_on.wait(WAIT), "the loop stood still"
+        flush(flusher, held=held)
+
+    monkeypatch.setattr(Flusher, "write_and_empty", held_up)
+
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path, background=False, max_journal_entries=8) as engine:
+            queue = await engine.queue("q", dead_letter="dead", delivery_limit=1)
+            asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+            if way == "publish":
+                for _ in range(20):
+                    await queue.publish(b"x")
+            else:
+                may_go_on.set()
+                await queue.publish_many([b"x"] * 20)
+                batch = await queue.get_many(20)
+                may_go_on.clear()
+                asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+                for delivery in batch:
+                    await getattr(queue, way)(delivery)
+            may_go_on.set()
 
     asyncio.run(main())
