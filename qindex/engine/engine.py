@@ -123,6 +123,8 @@ class Engine:
         self._calls = Calls(directory)
         self._closing = CallLock(directory)
         self._awake: dict[str, Queue] = {}
+        # The directories' names of the queues that were looked up.
+        self._hashes: dict[str, str] = {}
         self._resting: dict[str, RestingQueue] = {}
         self._queues_directory = os.path.join(directory, layout.QUEUES)
         self._housekeeper: Housekeeper | None = None
@@ -339,6 +341,23 @@ class Engine:
             >>> orders.settings.delivery_limit
             5
         """
+        if (
+            message_ttl is None
+            and max_length is None
+            and max_bytes is None
+            and overflow is None
+            and delivery_limit is None
+            and dead_letter is None
+            and backoff is None
+            and max_priority is None
+            and serializer is None
+            and name.__class__ is str
+        ):
+            # A program may look a queue up for each message.
+            known = self._awake.get(self._hashes.get(name, ""))
+            if known is not None:
+                self._lock.check()
+                return known
         raw = checked_name(name)
         coder = None if serializer is None else coder_of(serializer)
         given = {
@@ -358,7 +377,7 @@ class Engine:
             # A queue that becomes a priority queue is to have nothing that is still to be durable.
             self._moves.settle()
         with self._lock:
-            hashed = directory_name(self._vhost, raw)
+            hashed = self._hashes[name] = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
             if queue is not None and max_priority is not None:
                 queue = self._with_priorities(queue, max_priority)
@@ -773,6 +792,7 @@ class Engine:
                     stored.append(one.flusher.abandon(ClosedError, text))
                     self._roster.leave(one)
             self._awake.pop(plain, None)
+            self._hashes.pop(name, None)
             for hashed in levels:
                 self._resting.pop(hashed, None)
             for hashed, ids in zip(levels, stored, strict=True):
