@@ -239,7 +239,7 @@ class Producer:
         state = self.state
         with state.lock, state:
             keys, check = state.unique_keys(), state.check_unique
-            taking = Taking(keys, check, unique, window, until, waits=also is not None)
+            taking = Taking(keys, check, unique, window, until, window_later=also is not None)
             taking.check()
         if also is not None:
             also.then = taking.open_window

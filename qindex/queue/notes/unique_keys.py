@@ -170,8 +170,8 @@ class UniqueKeys:
                 return False  # it is damaged: the consumer that takes it gets the error
         if message is None or message.headers.get(KEY_HEADER) != key:
             return False
-        waits = state in (PUBLISHED, HELD, PENDING)
-        return waits or message.headers.get(UNTIL_HEADER) != "delivered"
+        is_new = state in (PUBLISHED, HELD, PENDING)
+        return is_new or message.headers.get(UNTIL_HEADER) != "delivered"
 
     def take(self, key: str, seq: int, began: int = 0, ends: int = 0) -> None:
         """Let the message that was just published hold a key; with ``ends`` at least from ``began``
@@ -299,11 +299,11 @@ class Taking:
         window: float | None,
         until: str,
         *,
-        waits: bool = False,
+        window_later: bool = False,
     ) -> None:
         """``check``: raises :class:`DuplicateError` for a key that is taken in any priority of the
-        queue. ``waits``: the window waits for :meth:`open_window`. Raises :class:`UsageError` for
-        values that can't be right."""
+        queue. ``window_later``: the window begins with :meth:`open_window`. Raises
+        :class:`UsageError` for values that can't be right."""
         if not isinstance(unique, str) or not unique:
             raise UsageError(f"unique must be a str that is not empty, not {unique!r}")
         if window is not None and not _is_window(window):
@@ -315,7 +315,7 @@ class Taking:
         self._key = unique
         self._seq = 0
         self._began = self._ends = 0
-        self._waits = waits
+        self._window_later = window_later
         self.headers: dict[str, str | int] = {KEY_HEADER: unique}
         if until == "delivered":
             self.headers[UNTIL_HEADER] = until
@@ -335,7 +335,7 @@ class Taking:
 
     def after(self) -> None:
         """It was appended."""
-        self._keys.take(self._key, self._seq, self._began, 0 if self._waits else self._ends)
+        self._keys.take(self._key, self._seq, self._began, 0 if self._window_later else self._ends)
 
     def open_window(self) -> None:
         """Its transaction is committed."""
