@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,8 @@ from qindex.server import protocol as wire
 from qindex.server.server import Server
 
 _log = logging.getLogger("qindex.server")
+
+_MOST_DESCRIPTORS = 1 << 20
 
 
 def serve(
@@ -50,6 +53,7 @@ def serve(
         server: Server | None = None
         try:
             listener, number = place.listen(directory, fd, group)
+            _raise_limit()
             server = Server(engine, listener, linger=linger, group=group)
             with signals.heard() as told:
                 server.signalled = told.fileno()
@@ -69,6 +73,15 @@ def serve(
             os.close(lock)
 
 
+def _raise_limit() -> None:
+    """Let the server have as many descriptors as it may: each thread of a client has one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def spawned() -> int:
     """Serve as :mod:`qindex.server.spawn` has started this process: standard input is the lock,
     standard output goes to the starter until clients can come, standard error is the log."""
@@ -80,7 +93,13 @@ def spawned() -> int:
     )
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
+    has_said = False
+
     def say(*what: Any) -> None:
+        nonlocal has_said
+        if has_said:
+            return  # standard output is the log by now, which has text
+        has_said = True
         with contextlib.suppress(OSError):
             os.write(1, msgpack.packb(what))
         os.dup2(2, 1)
