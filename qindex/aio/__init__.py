@@ -30,7 +30,8 @@ from __future__ import annotations
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.engine import Engine, open
 from qindex.aio.queue import Consumer, Queue
-from qindex.aio.shared import SharedConsumer, SharedEngine, SharedQueue
+from qindex.aio.shared import SharedConsumer, SharedQueue
+from qindex.aio.shared_engine import SharedEngine
 from qindex.aio.transaction import Transaction
 
 __all__ = [

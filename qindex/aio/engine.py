@@ -21,7 +21,7 @@ from qindex.aio.delivery import Delivery
 from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
-from qindex.aio.shared import SharedEngine
+from qindex.aio.shared_engine import SharedEngine
 from qindex.aio.threads import Helper
 from qindex.aio.transaction import Transaction
 from qindex.aio.waiting import Waiter, first_ring, with_room
