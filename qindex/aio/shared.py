@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 import qindex
 from journal.errors import DisconnectedError
 from qindex.aio.delivery import Batch, Delivery
-from qindex.aio.wire import GONE, Wire
+from qindex.aio.wire import GONE, Caller, Wire
 from qindex.client import calls
 from qindex.client.calls import Ahead, BatchOptions, Owner, PublishOptions, Steps, owner_of
 from qindex.client.link import ANY, Opens, UnsentError, closed, in_session
@@ -28,7 +28,6 @@ from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
 
 if TYPE_CHECKING:
-    from qindex.aio.shared_engine import SharedEngine
     from qindex.worker.outcomes import Figures, Handlers
     from qindex.worker.redriving import RedriveOptions, RedriveReport
     from qindex.worker.tasks import TaskOptions
@@ -56,7 +55,7 @@ class SharedQueue(Opens):
     :class:`qindex.client.queue.SharedQueue` raises.
     """
 
-    def __init__(self, engine: SharedEngine, name: str, at: tuple[int, int]) -> None:
+    def __init__(self, engine: Caller, name: str, at: tuple[int, int]) -> None:
         super().__init__(engine._home, name, at)
         self._engine = engine
         self.directory: str = engine.directory

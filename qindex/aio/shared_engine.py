@@ -4,23 +4,22 @@ awaitable."""
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Mapping, Sequence
 from time import monotonic, time_ns
 from types import TracebackType
 from typing import Any, Unpack
 
 from journal.arguments import listed
-from journal.errors import ClosedError, DisconnectedError, LeaseExpiredError, UsageError
+from journal.errors import DisconnectedError, LeaseExpiredError
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex.aio.delivery import Delivery
 from qindex.aio.shared import LoopOwner, SharedQueue
-from qindex.aio.threads import asked_to_end, running_loop, to_the_end
-from qindex.aio.wire import Wire
+from qindex.aio.threads import asked_to_end, to_the_end
+from qindex.aio.wire import Caller
 from qindex.client import calls
 from qindex.client.calls import FanOutOptions, InOptions, OpenTransaction, QueueOptions
-from qindex.client.link import ANY, Home, Link, Opens, UnsentError, closed, in_session
+from qindex.client.link import ANY, Home
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import checked_name
 from qindex.format.values import Value
@@ -30,87 +29,15 @@ from qindex.queue.wake_ups import has_time
 from qindex.server import protocol as wire
 
 _LOOK = 0.01
-_TRIES = 5
 
 
-class SharedEngine:
+class SharedEngine(Caller):
     """A store that this process shares with others, for the coroutines of one loop. Made by
     ``qindex.aio.open(..., shared=True)``; an async context manager."""
 
     def __init__(self, home: Home) -> None:
-        self._home = home
-        self.directory: str = home.directory
-        self._wire: Wire | None = None
-        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
-        self._connecting: asyncio.Task[Wire] | None = None
+        super().__init__(home)
         self._queues: dict[str, SharedQueue] = {}
-        self._is_draining = False
-
-    def _check_delivery(self) -> None:
-        if self._is_draining:
-            raise ClosedError(f"{self.directory}: the engine is closing")
-
-    def _is_usable(self, link: Wire) -> bool:
-        """Return whether a connection is one of this loop, to a server that is there."""
-        return (
-            not link.is_lost
-            and self._home.lives(link.generation)
-            and link.loop is asyncio.get_running_loop()
-        )
-
-    async def _connect(self) -> Wire:
-        """Return the connection. All callers that have to wait for it get the same one."""
-        link = self._wire
-        if link is not None and self._is_usable(link):
-            return link
-        if self._home.is_closed:
-            raise closed(self._home)
-        loop = running_loop()
-        if link is not None and link.loop is not loop and not link.is_lost:
-            if link.loop.is_running():
-                raise UsageError(
-                    f"{self.directory}: another event loop uses this engine: open one for each"
-                )
-            link.abandon()
-        connecting = self._connecting
-        if connecting is None or connecting.done() or connecting.get_loop() is not loop:
-            self._connecting = connecting = asyncio.ensure_future(self._connect_anew())
-        return await asyncio.shield(connecting)
-
-    async def _connect_anew(self) -> Wire:
-        self._wire = made = await self._join()
-        return made
-
-    async def _join(self) -> Wire:
-        """Make another connection of the session."""
-        taking = asyncio.ensure_future(asyncio.to_thread(self._home.take))
-        try:
-            link = await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            taking.add_done_callback(_close_taken)
-            raise
-        link.sock.setblocking(False)
-        made = Wire(self._home, link)
-        self._wires.add(made)
-        await made.loop.create_unix_connection(lambda: made, sock=link.sock)
-        return made
-
-    async def _call_together(
-        self, queue: Opens | None, requests: Sequence[calls.Request]
-    ) -> calls.Reply:
-        """Make requests on one connection, with no other between them, and again where no server
-        got them. Return the session that they were made in, and the values of the last reply."""
-        for _ in range(_TRIES):
-            link = await self._connect()
-            try:
-                steps = in_session(queue, requests, link.generation)
-                return link.generation, await link.make_all(steps)
-            except UnsentError:
-                continue
-        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
-
-    async def _call(self, *request: Any) -> list[Any]:
-        return (await self._call_together(None, ((ANY, *request),)))[1]
 
     def transaction(self) -> SharedTransaction:
         """Return a transaction, for an ``async with`` block whose end commits it.
@@ -388,9 +315,3 @@ class SharedTransaction:
                 self._calls.rolled_back()
         if cancelled is not None:
             raise cancelled
-
-
-def _close_taken(taking: asyncio.Future[Link]) -> None:
-    """Close a connection that nobody waits for any more."""
-    if not taking.cancelled() and taking.exception() is None:
-        taking.result().close()

@@ -8,16 +8,32 @@ nothing: a message on its way goes back, and does not count as delivered.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 import msgpack
 
-from journal.errors import DisconnectedError
-from qindex.client.link import Asked, Home, Link, UnsentError, result, too_large
+from journal.errors import ClosedError, DisconnectedError, UsageError
+from qindex.aio.threads import running_loop
+from qindex.client.calls import Reply, Request
+from qindex.client.link import (
+    ANY,
+    Asked,
+    Home,
+    Link,
+    Opens,
+    UnsentError,
+    closed,
+    in_session,
+    result,
+    too_large,
+)
 from qindex.server import protocol as wire
 
+_TRIES = 5
 GONE = "the server of the store has gone"
 _TAKING = frozenset({wire.GET, wire.GET_MANY, wire.GET_ONE, wire.GET_FIRST})
 
@@ -178,3 +194,85 @@ class Wire(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
         self._sock.close()
+
+
+class Caller:
+    """Make calls of the coroutines of one loop. ``_wire``: the connection that they share."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self.directory: str = home.directory
+        self._wire: Wire | None = None
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+        self._connecting: asyncio.Task[Wire] | None = None
+        self._is_draining = False
+
+    def _check_delivery(self) -> None:
+        if self._is_draining:
+            raise ClosedError(f"{self.directory}: the engine is closing")
+
+    def _is_usable(self, link: Wire) -> bool:
+        """Return whether a connection is one of this loop, to a server that is there."""
+        return (
+            not link.is_lost
+            and self._home.lives(link.generation)
+            and link.loop is asyncio.get_running_loop()
+        )
+
+    async def _connect(self) -> Wire:
+        """Return the connection. All callers that have to wait for it get the same one."""
+        link = self._wire
+        if link is not None and self._is_usable(link):
+            return link
+        if self._home.is_closed:
+            raise closed(self._home)
+        loop = running_loop()
+        if link is not None and link.loop is not loop and not link.is_lost:
+            if link.loop.is_running():
+                raise UsageError(
+                    f"{self.directory}: another event loop uses this engine: open one for each"
+                )
+            link.abandon()
+        connecting = self._connecting
+        if connecting is None or connecting.done() or connecting.get_loop() is not loop:
+            self._connecting = connecting = asyncio.ensure_future(self._connect_anew())
+        return await asyncio.shield(connecting)
+
+    async def _connect_anew(self) -> Wire:
+        self._wire = made = await self._join()
+        return made
+
+    async def _join(self) -> Wire:
+        """Make another connection of the session."""
+        taking = asyncio.ensure_future(asyncio.to_thread(self._home.take))
+        try:
+            link = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_close_taken)
+            raise
+        link.sock.setblocking(False)
+        made = Wire(self._home, link)
+        self._wires.add(made)
+        await made.loop.create_unix_connection(lambda: made, sock=link.sock)
+        return made
+
+    async def _call_together(self, queue: Opens | None, requests: Sequence[Request]) -> Reply:
+        """Make requests on one connection, with no other between them, and again where no server
+        got them. Return the session that they were made in, and the values of the last reply."""
+        for _ in range(_TRIES):
+            link = await self._connect()
+            try:
+                steps = in_session(queue, requests, link.generation)
+                return link.generation, await link.make_all(steps)
+            except UnsentError:
+                continue
+        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+
+    async def _call(self, *request: Any) -> list[Any]:
+        return (await self._call_together(None, ((ANY, *request),)))[1]
+
+
+def _close_taken(taking: asyncio.Future[Link]) -> None:
+    """Close a connection that nobody waits for any more."""
+    if not taking.cancelled() and taking.exception() is None:
+        taking.result().close()

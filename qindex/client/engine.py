@@ -43,8 +43,6 @@ class SharedEngine:
 
     def __init__(self, directory: PathLike, options: dict[str, Any], linger: float) -> None:
         self.directory: str = os.path.abspath(checked_path(directory))
-        if not isinstance(linger, int | float) or not 0 <= linger < 1e9:
-            raise UsageError(f"linger must be seconds from 0 to 1e9, not {linger!r}")
         self._home = Home(self.directory, options, linger)
         self._queues: dict[str, SharedQueue] = {}
         self._home.give(self._home.take())

@@ -240,6 +240,8 @@ class Home:
     """
 
     def __init__(self, directory: str, options: dict[str, Any], linger: float) -> None:
+        if not isinstance(linger, int | float) or not 0 <= linger < 1e9:
+            raise UsageError(f"linger must be seconds from 0 to 1e9, not {linger!r}")
         self.directory = directory
         self.options: Options = Options(**options)
         self._given = _not_usual(options)
@@ -322,24 +324,25 @@ class Home:
             one.close()
 
     def _connect(self) -> Link:
+        began = monotonic()  # others that wait for the lock do not wait for as long once more
         with self._lock:
             if self._is_connecting:
                 raise UsageError("a signal's handler interrupts a connect, and can't wait for it")
             self._is_connecting = True
             try:
-                return self._connect_anew()
+                return self._connect_anew(began)
             finally:
                 self._is_connecting = False
 
-    def _connect_anew(self) -> Link:
+    def _connect_anew(self, began: float) -> Link:
         for _ in range(_TRIES):
             if self._life is None:
                 # It is never used: the session lasts as long as it is open, whatever becomes of
                 # the others.
-                self._life = self._greet(None)
+                self._life = self._greet(None, began)
                 if self._life is None:
                     continue
-            link = self._greet(self._id)
+            link = self._greet(self._id, began)
             if link is not None:
                 return link
             self._forget()
@@ -348,9 +351,10 @@ class Home:
             f"{os.geteuid()} in, or it ends as soon as it begins (see its log)"
         )
 
-    def _greet(self, session: bytes | None) -> Link | None:
+    def _greet(self, session: bytes | None, began: float) -> Link | None:
         """Connect and say hello; ``None`` where the server ended meanwhile."""
-        link = Link(spawn.find(self.directory, self._options, self._linger), self.generation)
+        sock = spawn.find(self.directory, self._options, self._linger, began)
+        link = Link(sock, self.generation)
         try:
             try:
                 reply = link.request(wire.HELLO, "qindex", wire.VERSION, session)

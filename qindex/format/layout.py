@@ -47,7 +47,8 @@ STAGING = "qindex.spark"
 SERVER_SOCKET = "qindex.sock"
 SERVER_LOCK = "qindex.server"
 SERVER_LOG = "qindex.server.log"
-SERVER_FILES = frozenset({SERVER_SOCKET, SERVER_LOCK, SERVER_LOG})
+SERVED = "qindex.served"
+SERVER_FILES = frozenset({SERVER_SOCKET, SERVER_LOCK, SERVER_LOG, SERVED})
 """What a server of several processes has in the directory."""
 CONVERSION = "qindex.convert"
 """The directory in a virtual host's in which its queues are converted."""

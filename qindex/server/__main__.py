@@ -16,7 +16,7 @@ import msgpack
 
 from journal.errors import LockedError, StoreError
 from qindex.engine.opening import open_store
-from qindex.server import place, signals
+from qindex.server import place, signals, spawn
 from qindex.server import protocol as wire
 from qindex.server.server import Server
 
@@ -36,7 +36,8 @@ def serve(
 ) -> None:
     """Serve a store until SIGTERM or SIGINT, or until its last client has gone.
 
-    ``lock``: the server's lock, where the caller has it already; ``ready``: called when clients
+    Without ``lock`` this is `qindex serve`: it marks the store, and a server ends that a client has
+    started. ``lock``: the lock, which the caller has already; ``ready``: called when clients
     can come. Raises what opening the store raises, :class:`LockedError` where a server has it.
     """
     os.umask(0o077)
@@ -44,9 +45,11 @@ def serve(
     if lock is None:
         place.prepare(directory)
     fd = place.open_directory(directory)
+    is_new = False
     try:
         if lock is None:
-            lock = place.lock(directory, fd)
+            is_new = place.mark(directory, fd)
+            lock = spawn.take_over(directory, fd, options.get("lock_timeout", 0))
             if lock is None:
                 raise LockedError(directory, None, remedy="a server has it already")
         engine = open_store(directory, **options)
@@ -58,6 +61,7 @@ def serve(
             with signals.heard() as told:
                 server.signalled = told.fileno()
                 ready()
+                is_new = False
                 server.run()
             # A client that is refused from here on starts another server, which waits for the lock.
             server.refuse_new()
@@ -68,6 +72,8 @@ def serve(
             else:
                 engine.close()
     finally:
+        if is_new:
+            place.unmark(directory, fd)  # it never served
         os.close(fd)
         if lock is not None:
             os.close(lock)
