@@ -105,7 +105,7 @@ def _row(*kinds: Kind) -> Kind:
 
 
 NONE = Kind("None", {type(None): _any})
-FLAG = Kind("True or False", {bool: _any, int: _any, type(None): _any})
+FLAG = Kind("True or False", {bool: _any, int: range(2).__contains__, type(None): _any})
 BYTES = Kind("bytes", {bytes: _any})
 TEXT = Kind("a str", {str: _any})
 TABLE = Kind("a mapping", {dict: _any})
