@@ -27,13 +27,23 @@ Cancellation loses and doubles nothing:
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.engine import Engine, open
 from qindex.aio.queue import Consumer, Queue
-from qindex.aio.shared import SharedConsumer, SharedEngine, SharedQueue
+from qindex.aio.shared import SharedConsumer, SharedQueue
+from qindex.aio.shared_engine import SharedEngine
 from qindex.aio.transaction import Transaction
 
+AnyEngine: TypeAlias = Engine | SharedEngine
+"""An engine of either kind, as ``open(..., shared=flag)`` gives it."""
+AnyQueue: TypeAlias = Queue | SharedQueue
+"""A queue of either kind of engine."""
+
 __all__ = [
+    "AnyEngine",
+    "AnyQueue",
     "Batch",
     "Consumer",
     "Delivery",

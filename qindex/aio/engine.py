@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from inspect import signature
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
@@ -21,7 +22,7 @@ from qindex.aio.delivery import Delivery
 from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
-from qindex.aio.shared import SharedEngine
+from qindex.aio.shared_engine import SharedEngine
 from qindex.aio.threads import Helper
 from qindex.aio.transaction import Transaction
 from qindex.aio.waiting import Waiter, first_ring, with_room
@@ -30,6 +31,7 @@ from qindex.client.link import Home
 from qindex.engine import engine as plain
 from qindex.engine import opening
 from qindex.format.message import Body, Message, message_of
+from qindex.options import OpenOptions
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 E = TypeVar("E", bound="Engine | SharedEngine")
+
+_SIGNATURE = signature(qindex.open)
 
 
 class Engine:
@@ -354,13 +358,21 @@ async def _open_shared(
 
 @overload
 def open(
-    directory: PathLike, *, shared: Literal[True], **options: Any
+    directory: PathLike,
+    *,
+    shared: Literal[True],
+    linger: float = 10.0,
+    **options: Unpack[OpenOptions],
 ) -> _Opening[SharedEngine]: ...
 @overload
 def open(
-    directory: PathLike, *, shared: Literal[False] = False, **options: Any
+    directory: PathLike, *, shared: Literal[False] = False, **options: Unpack[OpenOptions]
 ) -> _Opening[Engine]: ...
-def open(directory: PathLike, **options: Any) -> _Opening[Engine] | _Opening[SharedEngine]:
+@overload
+def open(
+    directory: PathLike, *, shared: bool, linger: float = 10.0, **options: Unpack[OpenOptions]
+) -> _Opening[Engine | SharedEngine]: ...
+def open(directory: PathLike, *, shared: bool = False, **options: Any) -> _Opening[Any]:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
 
     It is opened in a thread. A cancelled open closes it again.
@@ -379,9 +391,9 @@ def open(directory: PathLike, **options: Any) -> _Opening[Engine] | _Opening[Sha
     Raises:
         StoreError: As :func:`qindex.open`.
     """
+    _SIGNATURE.bind(directory, shared=shared, **options)  # a misspelt option is told of here
     if options.pop("read_only", False):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")
-    shared = options.pop("shared", False)
     if not isinstance(shared, bool):
         raise UsageError(f"shared must be True or False, not {shared!r}")
     if shared:

@@ -444,7 +444,7 @@ class Queue:
             lease: Seconds in which to settle it. Then it returns to its place by itself.
 
         Returns:
-            An async iterator with a ``stop()`` method.
+            An async iterator with ``stop()`` and ``aclose()``; also an async context manager.
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
@@ -778,7 +778,7 @@ class Consumer(AsyncIterator[Delivery]):
     """The iterator of :meth:`Queue.consume`.
 
     It is not a generator: it has nothing to clean up, wherever it is left. ``stopped``: it gives no
-    more messages.
+    more messages. It is also an async context manager that stops it.
     """
 
     def __init__(
@@ -798,6 +798,16 @@ class Consumer(AsyncIterator[Delivery]):
         """
         self.stopped = True
         self._queue._deliverer.wake_consumers()
+
+    async def aclose(self) -> None:
+        """Stop: the consumer of a shared store has something to give back then."""
+        self.stop()
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(self, *_ended: object) -> None:
+        self.stop()
 
     def _ends(self) -> bool:
         self.stopped = self.stopped or self._queue._deliverer.is_drained()

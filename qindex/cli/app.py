@@ -50,7 +50,7 @@ _LATER = {
 
 COMMAND_GROUPS = {
     "Queues": ("list", "cat", "publish", "consume", "follow", "queue", "purge", "delete"),
-    "Workers": ("worker", "redrive", "schedule", "serve"),
+    "Workers": ("worker", "redrive", "schedule", "serve", "unserve"),
     "Store care": (
         *("verify", "repair", "compact", "inspect", "stats", "top", "export", "import"),
     ),
@@ -74,6 +74,7 @@ EXAMPLES = {
     "redrive": "qindex redrive data orders.failed --dry-run",
     "schedule": 'qindex schedule data add nightly "30 2 * * *" --queue jobs --body report',
     "serve": "qindex serve data",
+    "unserve": "qindex unserve data",
     "verify": "qindex verify data",
     "repair": "qindex repair data --out new",
     "compact": "qindex compact data",
@@ -100,6 +101,7 @@ _MODULES = {
     "publish": "traffic",
     "consume": "traffic",
     "serve": "serve",
+    "unserve": "serve",
     "worker": "worker",
     "redrive": "redrive",
     "follow": "follow",

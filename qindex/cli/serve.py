@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Annotated
 
 import typer
 
-from journal.errors import UsageError
+from journal.errors import UsageError, storage_errors
 from qindex.cli.look import Directory
 from qindex.cli.output import flush, print_line
 
@@ -31,7 +32,8 @@ def serve_command(
 ) -> int:
     """Serve a store to processes that open it with shared=True, until SIGTERM or SIGINT.
 
-    Use it under systemd and in containers. Elsewhere the first process starts a server.
+    Use it under systemd and in containers. Elsewhere the first process starts a server. A store
+    that was served stays marked: its clients wait for this command. See qindex unserve.
     """
     from qindex.server.__main__ import notify, serve
 
@@ -46,6 +48,20 @@ def serve_command(
     options = {"durability": durability, "lock_timeout": lock_timeout}
     serve(directory, options, linger=None, group=_group(group), ready=ready)
     notify("STOPPING=1")
+    return 0
+
+
+def unserve_command(directory: Directory) -> int:
+    """Let clients start a server again, in a store that qindex serve has marked."""
+    from qindex.server import place
+
+    with storage_errors(directory, "the store can't be opened"):
+        fd = place.open_directory(directory)
+    try:
+        was_marked = place.unmark(directory, fd)
+    finally:
+        os.close(fd)
+    print_line(f"{directory}: {'clients start servers again' if was_marked else 'was not marked'}")
     return 0
 
 

@@ -1,13 +1,15 @@
 """The calls of a shared store as requests and replies, without a connection.
 
-A call of several steps is a generator: it yields a request, is sent the values of the reply, and
-returns the call's result. :mod:`qindex.client.queue` makes the requests for threads, and
-:mod:`qindex.aio.shared` for coroutines. A request is ``(generation, verb, *values)``. Its
-``generation`` names the session that holds the deliveries it is about, or is :data:`ANY`.
+A call of several steps is a generator: it yields a request, is sent the session that it was made in
+and the values of the reply, and returns the call's result. :mod:`qindex.client.queue` makes the
+requests for threads, and :mod:`qindex.aio.shared` for coroutines. A request is ``(generation, verb,
+*values)``. Its ``generation`` names the session that holds the deliveries it is about, or is
+:data:`ANY`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from array import array
 from collections import deque
@@ -53,14 +55,14 @@ _log = logging.getLogger("qindex.queue")
 T = TypeVar("T")
 Queue_ = TypeVar("Queue_", bound=Opens)
 Request = tuple[Any, ...]
-Steps = Generator[Request, list[Any], T]
+Reply = tuple[int, list[Any]]
+Steps = Generator[Request, Reply, T]
 
 LAPSED = Refusing(lease_expired)
 _LONG_HELD = 5.0
-_LONGEST_WAIT = 1e8
 
 
-def run(steps: Steps[T], make: Callable[[Request], list[Any]]) -> T:
+def run(steps: Generator[Request, Any, T], make: Callable[[Request], Any]) -> T:
     """Make the requests of a call, each with ``make(request)``, and return the call's result."""
     try:
         request = next(steps)
@@ -77,10 +79,12 @@ def run(steps: Steps[T], make: Callable[[Request], list[Any]]) -> T:
 
 def seconds_to_wait(timeout: float | None) -> float | None:
     """Return a time to wait as the server takes it. Raises :class:`UsageError`."""
-    if timeout is None or timeout == 0:
-        return timeout
+    if timeout is None:
+        return None
+    if timeout == 0:
+        return 0
     deadline_after(timeout)
-    return None if timeout > _LONGEST_WAIT else timeout
+    return None if timeout > wire.LONGEST_WAIT else float(max(timeout, 0))
 
 
 # -- publishing -----------------------------------------------------------------------------------
@@ -176,7 +180,7 @@ def publish(body: Body | Message, given: PublishOptions) -> Steps[int]:
         if "unique" not in options:
             refuse_without_key(None, options.get("window"), options.get("until", "acked"))
             # A message of a batch keeps its timestamp.
-            return (yield ANY, wire.PUBLISH_MANY, [parts], options)[0]  # type: ignore[no-any-return]
+            return (yield ANY, wire.PUBLISH_MANY, [parts], options)[1][0]  # type: ignore[no-any-return]
         body = cast("bytes", parts[0])
         options |= zip(_PARTS, parts[1:4], strict=True)
     request: Request = (ANY, wire.PUBLISH, as_bytes(body))
@@ -197,7 +201,7 @@ def publish(body: Body | Message, given: PublishOptions) -> Steps[int]:
             found = yield request
         except DuplicateError as first:
             return first.seq_id
-    return found[0]  # type: ignore[no-any-return]
+    return found[1][0]  # type: ignore[no-any-return]
 
 
 _PARTS = ("key", "headers", "properties")
@@ -206,26 +210,57 @@ _PARTS = ("key", "headers", "properties")
 def batch_requests(messages: Iterable[Body | Message], given: BatchOptions) -> list[Request]:
     """Return the requests that publish a batch: a large one passes in several frames.
 
-    They belong together, on one connection, with no other request between them.
+    They belong together, on one connection, with no other request between them. Raises
+    :class:`UsageError` for a batch that the server does not take as a whole.
     """
     parts: list[list[Any]] = [[]]
-    size = 0
+    size, sizes = 0, 0
     for number, one in enumerate(messages):
         if size > wire.PART:
             parts.append([])
+            sizes += size
             size = 0
+            if sizes > wire.MOST_PARTS:
+                raise UsageError(
+                    f"a batch may have {wire.MOST_PARTS} bytes, and this has more: publish it in "
+                    "several; none of its messages is published"
+                )
         if type(one) is bytes:
             parts[-1].append(one)
-            size += len(one)
+            size += len(one) + _AROUND
             continue
         try:
             made = message_parts(one) if isinstance(one, Message) else as_bytes(one)
+            size += len(made) + _AROUND if isinstance(made, bytes) else _size_of(made)
         except UsageError as error:
             raise UsageError(f"message {number} of the batch: {error}") from error
         parts[-1].append(made)
-        size += len(made[0] if isinstance(made, list) else made)
-    last = (ANY, wire.PUBLISH_MANY, parts.pop(), options_of(given, BatchOptions))
-    return [*((ANY, wire.PART_OF_BATCH, part) for part in parts), last]
+    requests, before = sent_ahead(parts)
+    options = options_of(given, BatchOptions)
+    return [*requests, (ANY, wire.PUBLISH_MANY, parts[-1], options, before)]
+
+
+def sent_ahead(parts: list[list[Any]]) -> tuple[list[Request], int]:
+    """Return the requests for all parts of a batch but the last, and how many messages they have.
+
+    Each says how many messages come before it, and so does the request that ends the batch.
+    """
+    requests: list[Request] = []
+    before = 0
+    for part in parts[:-1]:
+        requests.append((ANY, wire.PART_OF_BATCH, part, before))
+        before += len(part)
+    return requests, before
+
+
+_AROUND = 5
+"""Bytes around a body in a frame, at most."""
+
+
+def _size_of(parts: list[Any]) -> int:
+    """Return how many bytes a message of :func:`message_parts` takes in a frame."""
+    body, *others = parts
+    return len(body) + _AROUND + (len(wire.frame(*others)) if any(others[:3]) else 16)
 
 
 # -- deliveries -----------------------------------------------------------------------------------
@@ -299,7 +334,7 @@ class Owner:
 
     def is_over(self) -> bool:
         """Return whether the messages have gone back by themselves."""
-        if self.generation != self.home.generation:
+        if not self.home.lives(self.generation):
             return True
         return self.ends is not None and monotonic() >= self.ends
 
@@ -320,7 +355,11 @@ class Owner:
         for one in deliveries:
             pairs.append((cast("BatchDelivery", one).taken, one.seq_id))
             self.mark(one)
-        return pairs if self.generation == self.home.generation else []
+        return pairs if self.home.lives(self.generation) else []
+
+    def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
+        """Take back the unsettled deliveries, as if they had not been delivered."""
+        raise NotImplementedError
 
 
 def owner_of(queue: Opens, delivery: Any) -> Owner:
@@ -389,10 +428,14 @@ def lease_request(owner: Owner, delivery: Delivery, seconds: float) -> Request:
 
 
 def ack_many(queue: Opens, deliveries: Iterable[Any]) -> Steps[None]:
-    """Acknowledge a batch."""
+    """Acknowledge a batch: a huge one passes in several frames."""
     if type(deliveries) is Batch and isinstance(deliveries._queue, Owner):
         owner: Owner = deliveries._queue
-        if len(deliveries) and not owner.settled and owner.home is queue._home:
+        if (
+            0 < len(deliveries) <= wire.MOST_ACKS
+            and not owner.settled
+            and owner.home is queue._home
+        ):
             yield owner.generation, wire.ACK_MANY, [deliveries._taken], deliveries.seq_ids
             owner.settled = set(deliveries.seq_ids)
             return
@@ -408,10 +451,21 @@ def ack_many(queue: Opens, deliveries: Iterable[Any]) -> Steps[None]:
     generation = owners[0].generation
     if any(one.generation != generation for one in owners):
         raise went_back()
-    tags = [one.taken for one in listed]
-    yield generation, wire.ACK_MANY, tags, [one.seq_id for one in listed]
-    for its_owner, one in zip(owners, listed, strict=True):
-        its_owner.mark(one)
+    for at in range(0, len(listed), wire.MOST_ACKS):
+        some = listed[at : at + wire.MOST_ACKS]
+        try:
+            yield (
+                generation,
+                wire.ACK_MANY,
+                [one.taken for one in some],
+                [one.seq_id for one in some],
+            )
+        except StoreError as error:
+            if at:
+                error.args = (f"{error}; the first {at} deliveries are acknowledged",)
+            raise
+        for its_owner, one in zip(owners[at:], some, strict=False):
+            its_owner.mark(one)
 
 
 def received(owner: Any, values: list[Any]) -> BatchDelivery:
@@ -435,6 +489,24 @@ def sources_of(home: Home, queues: Iterable[Queue_]) -> list[Queue_]:
     return sources
 
 
+class Several(Opens):
+    """Queues that one request is about: their numbers are where that of a queue does."""
+
+    def __init__(self, home: Home, queues: Iterable[Opens]) -> None:
+        super().__init__(home, "", (ANY, 0))
+        self._queues = queues
+
+    def opening(self, generation: int) -> Generator[Any, list[Any], tuple[int, Any]]:
+        """Have the number of each, in this session."""
+        numbers = []
+        for one in self._queues:
+            at = one.at
+            if at[0] != generation:
+                at = yield from one.opening(generation)
+            numbers.append(at[1])
+        return generation, numbers
+
+
 def get_many(
     queue: Opens,
     max_messages: int,
@@ -445,8 +517,10 @@ def get_many(
     """Take up to ``max_messages``: large ones come in several frames."""
     if not isinstance(max_messages, int) or max_messages < 1:
         raise UsageError(f"max_messages must be at least 1, not {max_messages!r}")
-    values = yield ANY, wire.GET_MANY, max_messages, seconds_to_wait(timeout), lease
-    its_owner = owner(queue, queue.at[0], lease, is_batch=True)
+    seconds = seconds_to_wait(timeout)
+    most = min(max_messages, wire.MOST_MESSAGES)
+    generation, values = yield ANY, wire.GET_MANY, most, seconds, lease
+    its_owner = owner(queue, generation, lease, is_batch=True)
     if not values:
         return Batch(its_owner, 0)
     parts = []
@@ -458,9 +532,15 @@ def get_many(
         if not values[1] or left <= 0:
             break
         try:
-            values = yield its_owner.generation, wire.GET_MANY, left, 0, lease
+            _, values = yield generation, wire.GET_MANY, min(left, most), 0, lease
         except StoreError:
             break  # Damage, which the next call meets; or the server has gone, with the session.
+        except BaseException:
+            # Cancelled: nobody gets what came until now.
+            with contextlib.suppress(StoreError):
+                for part in parts:
+                    its_owner.take_back_uncounted(part)
+            raise
     return parts[0] if len(parts) == 1 else MixedBatch(parts)
 
 
@@ -468,7 +548,8 @@ def peek(max_messages: int) -> Steps[Batch]:
     """Look at the next messages."""
     if not isinstance(max_messages, int) or max_messages < 0:
         raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
-    return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.PEEK, max_messages))
+    most = min(max_messages, wire.MOST_MESSAGES)
+    return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.PEEK, most)[1])
 
 
 def batch_of(owner: Settles, tag: int, columns: list[Any]) -> Batch:
@@ -487,7 +568,8 @@ def find(key: str, max_messages: int) -> Steps[Batch]:
         raise UsageError(f"a key must be a str, not {type(key).__name__}")
     if not isinstance(max_messages, int) or max_messages < 0:
         raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
-    return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.FIND, key, max_messages))
+    most = min(max_messages, wire.MOST_MESSAGES)
+    return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.FIND, key, most)[1])
 
 
 # -- transactions ---------------------------------------------------------------------------------
@@ -535,7 +617,7 @@ class OpenTransaction:
     def check(self, error: BaseException | None = None) -> None:
         """Raise :class:`DisconnectedError` if its session has ended, and it with that. ``error``:
         of a request."""
-        lost = self._at is not None and self._at[0] != self._home.generation
+        lost = self._at is not None and not self._home.lives(self._at[0])
         if lost and (error is None or isinstance(error, LeaseExpiredError)):
             text = "the server has gone: the transaction is rolled back"
             raise DisconnectedError(text, maybe_done=False) from error
@@ -564,7 +646,7 @@ class OpenTransaction:
         if owner.home is not self._home:
             raise UsageError(f"the delivery is of queue {owner.name!r} of another engine")
         owner.check(delivery)
-        if owner.generation != self._home.generation:
+        if not self._home.lives(owner.generation):
             raise went_back()
         tag = cast("BatchDelivery", delivery).taken
         return owner.queue, self._request(wire.ACK_IN, tag, delivery.seq_id)
@@ -611,7 +693,7 @@ class Ahead:
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         self.queue = queue
-        self.prefetch = prefetch
+        self.prefetch = min(prefetch, wire.MOST_MESSAGES)
         self.lease = lease
         self.owner: Callable[..., Any] = Owner
         self.ready: deque[BatchDelivery] = deque()

@@ -13,7 +13,7 @@ from journal.fs.files import PathLike, checked_path
 from journal.memory import forks
 from qindex.client import calls
 from qindex.client.calls import FanOutOptions, QueueOptions
-from qindex.client.link import ANY, Home, Link, Opens
+from qindex.client.link import ANY, Home
 from qindex.client.queue import SharedQueue
 from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
@@ -32,22 +32,6 @@ if TYPE_CHECKING:
 _LOOK = 0.01
 
 
-class _Several(Opens):
-    """Queues that one request is about: their numbers are where that of a queue does."""
-
-    def __init__(self, home: Home, queues: Sequence[SharedQueue]) -> None:
-        super().__init__(home, "", (ANY, 0))
-        self._queues = queues
-
-    def open(self, link: Link) -> tuple[int, Any]:
-        """Have the number of each, in the session of this connection."""
-        for one in self._queues:
-            if one.at[0] != link.generation:
-                one.open(link)
-        self.at = at = (link.generation, [one.at[1] for one in self._queues])
-        return at
-
-
 class SharedEngine:
     """A store that this process shares with others. Made by ``qindex.open(..., shared=True)``; a
     context manager that closes itself.
@@ -59,8 +43,6 @@ class SharedEngine:
 
     def __init__(self, directory: PathLike, options: dict[str, Any], linger: float) -> None:
         self.directory: str = os.path.abspath(checked_path(directory))
-        if not isinstance(linger, int | float) or not 0 <= linger < 1e9:
-            raise UsageError(f"linger must be seconds from 0 to 1e9, not {linger!r}")
         self._home = Home(self.directory, options, linger)
         self._queues: dict[str, SharedQueue] = {}
         self._home.give(self._home.take())
@@ -182,7 +164,7 @@ class SharedEngine:
         sources = calls.sources_of(home, opened)
         sources[0]._check_delivery()
         request = ANY, wire.GET_FIRST, calls.seconds_to_wait(timeout), lease
-        generation, values = home.call_together(_Several(home, sources), (request,))
+        generation, values = home.call_together(calls.Several(home, sources), (request,))
         if not values:
             return None
         queue = sources[values.pop()]

@@ -10,7 +10,7 @@ from qindex.server.protocol cimport Framer
 cdef class Link:
     cdef public object sock, pushed
     cdef public Framer frame
-    cdef public Py_ssize_t generation
+    cdef public Py_ssize_t generation, most
     cdef public bint is_clean
     cdef object _poll
     cdef public int fd
@@ -37,7 +37,7 @@ cdef class Opens:
 
 cdef class Home:
     cdef object __weakref__
-    cdef public Py_ssize_t generation
+    cdef public Py_ssize_t generation, ended
     cdef public bint is_closed, is_draining
     cdef public object directory, options, version, build, there, _given, _options, _linger, _lock
     cdef public object _life, _id
@@ -47,8 +47,10 @@ cdef class Home:
 
     cpdef Link take(self)
     cpdef object give(self, Link link)
-    @cython.locals(link=Link, made=bint, reply=list, request=tuple, generation=Py_ssize_t)
+    cpdef bint lives(self, Py_ssize_t generation) except -1
+    @cython.locals(link=Link)
     cpdef tuple call_together(self, Opens queue, object requests)
-    @cython.locals(link=Link, generation=Py_ssize_t, reply=list)
+    @cython.locals(link=Link, generation=Py_ssize_t, its_own=Py_ssize_t, at=tuple, reply=list)
+    cpdef tuple make_in(self, Opens queue, tuple request)
     cpdef list make(self, Opens queue, tuple request)
     cdef object _give_up(self, Link link, object error)

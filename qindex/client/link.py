@@ -9,9 +9,10 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from time import monotonic
+from typing import Any, NoReturn, cast
 
 import msgpack
 
@@ -27,10 +28,14 @@ from qindex.server import frames, spawn
 from qindex.server import protocol as wire
 
 _READ = 1 << 16
+_LONGEST_POLL = 86_400.0
+"""Seconds: the system counts milliseconds in 31 bits."""
 _unpack = partial(msgpack.unpackb, strict_map_key=False)
 _TRIES = 5
 ANY = -1
 """The generation of a request that is about no delivery."""
+Asked = Generator[tuple[tuple[Any, ...], Any], list[Any], list[Any]]
+"""Yields requests, each with what goes after its verb; is sent the values of the reply."""
 
 
 class UnsentError(Exception):
@@ -48,6 +53,7 @@ class Link:
         "frame",
         "generation",
         "is_clean",
+        "most",
         "pushed",
         "sock",
     )
@@ -57,6 +63,7 @@ class Link:
         self.fd: int = sock.fileno()
         self.generation: int = generation
         self.frame: wire.Framer = wire.Framer()
+        self.most: int = wire.HELLO_SIZE
         self.pushed: deque[list[Any]] = deque()
         self._unread = bytearray()
         self._number = 0
@@ -78,6 +85,8 @@ class Link:
         if data is None:
             where = () if queue is None else (queue,)
             data = self.frame.of((number, request[1], *where, *request[2:]))
+        if len(data) > self.most:
+            raise too_large(data, self.most)
         self.is_clean = False
         self.send(data)
         while True:
@@ -87,6 +96,15 @@ class Link:
                 return found
             if found[0] == 0:
                 self.pushed.append(found)
+
+    def make_all(self, steps: Asked) -> list[Any]:
+        """Make the requests of :func:`in_session`. Return the values of the last reply."""
+        try:
+            asked = next(steps)
+            while True:
+                asked = steps.send(result(self.exchange(*asked)))
+        except StopIteration as end:
+            return cast("list[Any]", end.value)
 
     def tell(self, *values: Any) -> None:
         """Make a request that has no reply."""
@@ -142,7 +160,12 @@ class Link:
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self.sock, select.POLLIN)
-        return bool(self._poll.poll(max(seconds, 0) * 1000))
+        deadline = monotonic() + seconds
+        while not self._poll.poll(min(max(seconds, 0), _LONGEST_POLL) * 1000):
+            seconds = deadline - monotonic()
+            if seconds <= 0:
+                return False
+        return True
 
     def drop(self) -> None:
         """Close it in the middle of a call: what its reply gives goes back, uncounted."""
@@ -176,28 +199,56 @@ class Opens:
         self.name: str = name
         self.at: tuple[int, Any] = at
 
-    def open(self, link: Link) -> tuple[int, Any]:
+    def opening(self, generation: int) -> Generator[Any, list[Any], tuple[int, Any]]:
         """Ask the server of this session for the number. Raises :class:`ClosedError` for a queue
         that was deleted."""
-        number = result(link.request(wire.OPEN, self.name, False, {}, []))[0]
-        self.at = at = (link.generation, number)
+        values = yield (ANY, wire.OPEN, self.name, False, {}, []), None
+        self.at = at = (generation, values[0])
         return at
+
+
+def in_session(queue: Opens | None, requests: Sequence[tuple[Any, ...]], generation: int) -> Asked:
+    """Make requests on one connection of the session ``generation``, with no other between them.
+    Return the values of the last reply.
+
+    Deliveries, transactions and numbers of queues belong to one session. This is where threads and
+    coroutines see to it that they are never used in another one.
+
+    Raises:
+        LeaseExpiredError: The subject of the requests belongs to a session that has ended.
+    """
+    if requests[0][0] not in (ANY, generation):
+        raise went_back()
+    number = None
+    if queue is not None:
+        at = queue.at
+        if at[0] != generation:
+            at = yield from queue.opening(generation)
+        number = at[1]
+    values: list[Any] = []
+    for request in requests:
+        values = yield request, None if request[1] == wire.PART_OF_BATCH else number
+    return values
 
 
 class Home:
     """The session of one engine in this process, and its connections.
 
     ``there``: the options of the server. ``generation``: counts sessions. A session ends with its
-    server, or at a fork; then what it held has gone back to its queues.
+    server, or at a fork; then what it held has gone back to its queues. ``ended``: the last one of
+    which that is known.
     """
 
     def __init__(self, directory: str, options: dict[str, Any], linger: float) -> None:
+        if not isinstance(linger, int | float) or not 0 <= linger < 1e9:
+            raise UsageError(f"linger must be seconds from 0 to 1e9, not {linger!r}")
         self.directory = directory
         self.options: Options = Options(**options)
         self._given = _not_usual(options)
         self._options = options
         self._linger = linger
         self.generation: int = 0
+        self.ended: int = -1
         self.is_closed: bool = False
         self.is_draining = False
         self.version: str = ""
@@ -212,6 +263,10 @@ class Home:
         self._id: bytes | None = None
         _homes.add(self)
 
+    def lives(self, generation: int) -> bool:
+        """Return whether a session goes on, as far as this process knows."""
+        return generation == self.generation and generation > self.ended
+
     # -- connections ----------------------------------------------------------------------------
 
     def take(self) -> Link:
@@ -220,7 +275,11 @@ class Home:
         if words.kept_stamp() != self._stamp:
             self.leave_parent()
         if self.is_closed:
-            raise ClosedError(f"{self.directory}: the engine is closed")
+            raise closed(self)
+        if self.ended >= self.generation:
+            with self._lock:
+                if self.ended >= self.generation:
+                    self._forget()
         try:
             return self._idle.pop()
         except IndexError:
@@ -265,24 +324,25 @@ class Home:
             one.close()
 
     def _connect(self) -> Link:
+        began = monotonic()  # others that wait for the lock do not wait for as long once more
         with self._lock:
             if self._is_connecting:
                 raise UsageError("a signal's handler interrupts a connect, and can't wait for it")
             self._is_connecting = True
             try:
-                return self._connect_anew()
+                return self._connect_anew(began)
             finally:
                 self._is_connecting = False
 
-    def _connect_anew(self) -> Link:
+    def _connect_anew(self, began: float) -> Link:
         for _ in range(_TRIES):
             if self._life is None:
                 # It is never used: the session lasts as long as it is open, whatever becomes of
                 # the others.
-                self._life = self._greet(None)
+                self._life = self._greet(None, began)
                 if self._life is None:
                     continue
-            link = self._greet(self._id)
+            link = self._greet(self._id, began)
             if link is not None:
                 return link
             self._forget()
@@ -291,11 +351,15 @@ class Home:
             f"{os.geteuid()} in, or it ends as soon as it begins (see its log)"
         )
 
-    def _greet(self, session: bytes | None) -> Link | None:
+    def _greet(self, session: bytes | None, began: float) -> Link | None:
         """Connect and say hello; ``None`` where the server ended meanwhile."""
-        link = Link(spawn.find(self.directory, self._options, self._linger), self.generation)
+        sock = spawn.find(self.directory, self._options, self._linger, began)
+        link = Link(sock, self.generation)
         try:
-            reply = link.request(wire.HELLO, "qindex", wire.VERSION, session)
+            try:
+                reply = link.request(wire.HELLO, "qindex", wire.VERSION, session)
+            except UnsentError:
+                reply = link.read()  # it may say why it has closed
             values = result(reply)
         except (UnsentError, DisconnectedError):
             link.close()
@@ -304,6 +368,7 @@ class Home:
             link.close()
             raise
         self.version, _, self._id, self.there, self.build = values
+        link.most = wire.HEAD_SIZE + self.there["max_message_bytes"] + wire.OVERHEAD
         for name, value in self._given.items():
             its_own = self.there.get(name)
             if its_own != value:
@@ -320,10 +385,15 @@ class Home:
 
     def call(self, queue: Opens | None, *request: Any) -> list[Any]:
         """Make a request; see :meth:`make`."""
-        return self.make(queue, request)
+        return self.make_in(queue, request)[1]
 
     def make(self, queue: Opens | None, request: tuple[Any, ...]) -> list[Any]:
-        """Make a request, again where no server got it. Return the values of its reply.
+        """Make a request; see :meth:`make_in`. Return the values of its reply."""
+        return self.make_in(queue, request)[1]
+
+    def make_in(self, queue: Opens | None, request: tuple[Any, ...]) -> tuple[int, list[Any]]:
+        """Make a request, again where no server got it. Return the session that it was made in, and
+        the values of its reply.
 
         Args:
             queue: The queue whose number goes after the verb (:class:`Opens`), or None.
@@ -337,26 +407,23 @@ class Home:
         """
         # The common case by itself: the queue is open, on a connection that is there.
         link = self.take()
-        generation = request[0]
-        if (
-            queue is None
-            or queue.at[0] != link.generation
-            or (generation != ANY and generation != link.generation)
-        ):
+        generation, its_own = request[0], link.generation
+        at = None if queue is None else queue.at
+        if at is None or at[0] != its_own or (generation != ANY and generation != its_own):
             self.give(link)
-            return self.call_together(queue, (request,))[1]
+            return self.call_together(queue, (request,))
         try:
-            reply = link.exchange(request, queue.at[1])
+            reply = link.exchange(request, at[1])
         except UnsentError:
             self.lost(link)
-            return self.call_together(queue, (request,))[1]
+            return self.call_together(queue, (request,))
         except BaseException as error:
             self._give_up(link, error)
             raise
         self.give(link)
         if reply[1]:
             raise wire.error_of(*reply[2:5])
-        return reply[2:]
+        return its_own, reply[2:]
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """Close a connection after an error, unless its replies have all been read."""
@@ -370,36 +437,20 @@ class Home:
     def call_together(
         self, queue: Opens | None, requests: Sequence[tuple[Any, ...]]
     ) -> tuple[int, list[Any]]:
-        """Make requests on one connection, with no other between them; see :meth:`make`. Return the
-        session that they were made in, and the values of the last reply."""
-        generation = requests[0][0]
+        """Make requests on one connection, with no other between them; see :meth:`make_in`. Return
+        the session that they were made in, and the values of the last reply."""
         for _ in range(_TRIES):
             link = self.take()
-            made = False
-            reply: list[Any] = []
             try:
-                if generation != ANY and generation != link.generation:
-                    raise went_back()
-                if queue is not None and queue.at[0] != link.generation:
-                    queue.open(link)
-                for request in requests:
-                    number = None
-                    if queue is not None and request[1] != wire.PART_OF_BATCH:
-                        number = queue.at[1]
-                    reply = link.exchange(request, number)
-                    if reply[1]:
-                        raise wire.error_of(*reply[2:5])
-                    made = True
-            except UnsentError as error:
+                values = link.make_all(in_session(queue, requests, link.generation))
+            except UnsentError:
                 self.lost(link)
-                if made:
-                    raise DisconnectedError(_GONE, maybe_done=False) from error
-                continue
+                continue  # parts of a batch are nothing without its end
             except BaseException as error:
                 self._give_up(link, error)
                 raise
             self.give(link)
-            return link.generation, reply[2:]
+            return link.generation, values
         raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
 
     def close(self) -> None:
@@ -423,6 +474,18 @@ def result(reply: list[Any]) -> list[Any]:
     if reply[1] == wire.DONE:
         return reply[2:]
     raise wire.error_of(*reply[2:5])
+
+
+def too_large(data: bytes, most: int) -> UsageError:
+    """Say that a frame has more bytes than the server takes. Nothing of it was sent."""
+    return UsageError(
+        f"{len(data)} bytes are too many for one call: the server takes {most}; nothing was sent"
+    )
+
+
+def closed(home: Home) -> ClosedError:
+    """Say that an engine is closed."""
+    return ClosedError(f"{home.directory}: the engine is closed")
 
 
 def went_back() -> LeaseExpiredError:

@@ -26,7 +26,16 @@ from qindex.client.calls import (
     run,
     seconds_to_wait,
 )
-from qindex.client.link import ANY, Home, Link, Opens, UnsentError, result, went_back
+from qindex.client.link import (
+    ANY,
+    Home,
+    Link,
+    Opens,
+    UnsentError,
+    in_session,
+    result,
+    went_back,
+)
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings, changeable
 from qindex.format.values import Coder, Value, coded, encoded
@@ -111,7 +120,8 @@ class SharedOwner(Owner):
         """Take back the unsettled deliveries, as if they had not been delivered."""
         pairs = self.marked_back(deliveries)
         if pairs:
-            self.home.call(None, ANY, wire.TAKE_BACK, pairs)
+            with suppress(LeaseExpiredError):  # they went back with their session
+                self.home.call(None, self.generation, wire.TAKE_BACK, pairs)
 
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
         """Return whether an entry is still with this consumer. The server knows about leases."""
@@ -125,7 +135,7 @@ class SharedOwner(Owner):
         """Return whether it is outstanding, and whether it went back unsettled."""
         if self.settled is not None and seq_id in self.settled:
             return False, False
-        if self.generation == self.home.generation:
+        if self.home.lives(self.generation):
             if self.ends is None:
                 return True, False
             with suppress(DisconnectedError, LeaseExpiredError):
@@ -150,7 +160,7 @@ class SharedQueue(Opens):
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
         super().__init__(home, name, at)
         self._call: Callable[..., list[Any]] = partial(home.call, self)
-        self._make: Callable[[Request], list[Any]] = partial(home.make, self)
+        self._make: Callable[[Request], tuple[int, list[Any]]] = partial(home.make_in, self)
         self._owner = SharedOwner(self, at[0])
         self._coder: Coder | None = None
 
@@ -194,7 +204,7 @@ class SharedQueue(Opens):
         if self._coder is not None:
             given = encoded(self._coder, body, options)
         if not options and type(given) is bytes:
-            seq: int = self._home.make(self, (ANY, _PUBLISH, given))[0]
+            seq: int = self._home.make_in(self, (ANY, _PUBLISH, given))[1][0]
             return seq
         return run(calls.publish(given, options), self._make)
 
@@ -270,24 +280,24 @@ class SharedQueue(Opens):
         if home.is_draining:
             self._check_delivery()
         seconds = None if timeout is None else seconds_to_wait(timeout)
+        request: Request = (ANY, _GET, seconds, lease)
         if seq_id is not None:
-            if ack is not None:
-                self._owner_of(ack).ack(ack)
-            values = home.make(self, (ANY, wire.GET_ONE, seq_id, lease))
-        elif ack is None:
-            values = home.make(self, (ANY, _GET, seconds, lease))
-        else:
+            request = (ANY, wire.GET_ONE, seq_id, lease)
+        if ack is not None:
             its_owner = self._owner_of(ack)
-            if its_owner.ahead is None:
+            if seq_id is None and its_owner.ahead is None:
+                generation = its_owner.generation
                 values = its_owner.settle(ack, _GET, (seconds, lease))
             else:
                 its_owner.ack(ack)  # the consumer that was sent it has a connection of its own
-                values = home.make(self, (ANY, _GET, seconds, lease))
+                generation, values = home.make_in(self, request)
+        else:
+            generation, values = home.make_in(self, request)
         if not values:
             return None
         owner = self._owner
-        if lease is not None or owner.generation != self.at[0]:
-            owner = self._own(self, self.at[0], lease)
+        if lease is not None or owner.generation != generation:
+            owner = self._own(self, generation, lease)
         return received(owner, values)
 
     def get_many(
@@ -550,8 +560,7 @@ class SharedConsumer:
         self._link: Link | None = None
         self._queue: SharedQueue = queue
         self._ahead: Ahead = Ahead(queue, prefetch, lease)
-        seconds_to_wait(timeout)
-        self._timeout = timeout
+        self._timeout = seconds_to_wait(timeout)
         self.stopped: bool = False
         self._busy = threading.Lock()
         self._is_waiting = False
@@ -617,9 +626,9 @@ class SharedConsumer:
         ahead.owner = partial(SharedOwner, consumer=weakref.ref(self))
         home.call(queue, ANY, wire.READY)  # finds a server, and the queue
         link = home.take()
+        consume = (ANY, wire.CONSUME, ahead.prefetch, ahead.lease)
         try:
-            at = queue.at if queue.at[0] == link.generation else queue.open(link)
-            result(link.request(wire.CONSUME, at[1], ahead.prefetch, ahead.lease))
+            link.make_all(in_session(queue, (consume,), link.generation))
         except BaseException:
             link.close()
             raise
@@ -667,15 +676,15 @@ class SharedConsumer:
             The values of the reply. None if the request must go another way: the connection is
             another one by now, or a thread waits on it.
         """
-        link = self._link
-        if link is None or request[0] != link.generation or not link.is_clean:
+        link, at = self._link, self._queue.at
+        if link is None or not request[0] == at[0] == link.generation or not link.is_clean:
             return None
         if not self._busy.acquire(False):
             return None
         try:
             if self._link is not link:
                 return None
-            reply = link.exchange(request, self._queue.at[1])
+            reply = link.exchange(request, at[1])
         except UnsentError:
             self._lose()
             raise went_back() from None

@@ -49,7 +49,8 @@ SERVER_MAKING = "qindex.sock.new"
 """A directory of a moment, in which the socket is made."""
 SERVER_LOCK = "qindex.server"
 SERVER_LOG = "qindex.server.log"
-SERVER_FILES = frozenset({SERVER_SOCKET, SERVER_MAKING, SERVER_LOCK, SERVER_LOG})
+SERVED = "qindex.served"
+SERVER_FILES = frozenset({SERVER_SOCKET, SERVER_MAKING, SERVER_LOCK, SERVER_LOG, SERVED})
 """What a server of several processes has in the directory."""
 CONVERSION = "qindex.convert"
 """The directory in a virtual host's in which its queues are converted."""

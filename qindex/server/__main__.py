@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -15,11 +16,13 @@ import msgpack
 
 from journal.errors import LockedError, StoreError
 from qindex.engine.opening import open_store
-from qindex.server import place, signals
+from qindex.server import place, signals, spawn
 from qindex.server import protocol as wire
 from qindex.server.server import Server
 
 _log = logging.getLogger("qindex.server")
+
+_MOST_DESCRIPTORS = 1 << 20
 
 
 def serve(
@@ -33,7 +36,8 @@ def serve(
 ) -> None:
     """Serve a store until SIGTERM or SIGINT, or until its last client has gone.
 
-    ``lock``: the server's lock, where the caller has it already; ``ready``: called when clients
+    Without ``lock`` this is `qindex serve`: it marks the store, and a server ends that a client has
+    started. ``lock``: the lock, which the caller has already; ``ready``: called when clients
     can come. Raises what opening the store raises, :class:`LockedError` where a server has it.
     """
     os.umask(0o077)
@@ -41,19 +45,23 @@ def serve(
     if lock is None:
         place.prepare(directory)
     fd = place.open_directory(directory)
+    is_new = False
     try:
         if lock is None:
-            lock = place.lock(directory, fd)
+            is_new = place.mark(directory, fd)
+            lock = spawn.take_over(directory, fd, options.get("lock_timeout", 0))
             if lock is None:
                 raise LockedError(directory, None, remedy="a server has it already")
         engine = open_store(directory, **options)
         server: Server | None = None
         try:
             listener, number = place.listen(directory, fd, group)
+            _raise_limit()
             server = Server(engine, listener, linger=linger, group=group)
             with signals.heard() as told:
                 server.signalled = told.fileno()
                 ready()
+                is_new = False
                 server.run()
             # A client that is refused from here on starts another server, which waits for the lock.
             server.refuse_new()
@@ -64,9 +72,20 @@ def serve(
             else:
                 engine.close()
     finally:
+        if is_new:
+            place.unmark(directory, fd)  # it never served
         os.close(fd)
         if lock is not None:
             os.close(lock)
+
+
+def _raise_limit() -> None:
+    """Let the server have as many descriptors as it may: each thread of a client has one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def spawned() -> int:
@@ -80,7 +99,13 @@ def spawned() -> int:
     )
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
+    has_said = False
+
     def say(*what: Any) -> None:
+        nonlocal has_said
+        if has_said:
+            return  # standard output is the log by now, which has text
+        has_said = True
         with contextlib.suppress(OSError):
             os.write(1, msgpack.packb(what))
         os.dup2(2, 1)

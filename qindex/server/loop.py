@@ -9,9 +9,9 @@ when that rings.
 from __future__ import annotations
 
 import errno
-import heapq
 import logging
 import os
+import resource
 import select
 import socket
 import struct
@@ -26,26 +26,30 @@ from threading import Thread, get_ident
 from time import monotonic
 from typing import Any, Protocol, cast
 
-from journal.errors import StoreError, UsageError
+from sortedcontainers import SortedDict
+
+from journal.errors import StorageError, StoreError, UsageError
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import Bell
 from qindex.server import frames
 from qindex.server import protocol as wire
+from qindex.server.flow import MOST_OWED, MOST_UNDER_WAY, Flow
+from qindex.server.limits import check
 from qindex.server.sessions import Served, Session
 
 _log = logging.getLogger("qindex.server")
 
 _READ, _READ_ON = 1 << 16, 1 << 18
 """Bytes of one read, at the beginning of a frame and within one."""
-MOST_UNSENT = 1 << 20
-"""Bytes that a connection has not read yet: above it, nothing more is read from it or pushed."""
 _MOST_NOTES = 1000
 """Lines in the log about clients."""
-_MOST_UNDER_WAY = 8
-"""Calls of one connection that other threads make at a time."""
 _THREADS = 4
 _HELLO_TIME = 30.0
 """Seconds that a connection has for its hello."""
+_LONGEST_SLEEP = 86_400.0
+"""Seconds: the system counts milliseconds in 31 bits."""
+_RESERVE = 64
+"""Descriptors that connections leave to the files of the store, of few; of many an eighth."""
 _PEER = struct.Struct("3i")
 _PEER_GROUPS = 59
 """SO_PEERGROUPS, which the module socket does not name."""
@@ -59,8 +63,14 @@ LATER = b""
 """The reply to a request that is answered elsewhere: it is sent already, or on its way."""
 
 
+Timer = tuple[float, int]
+"""When a timer is due, by :func:`time.monotonic`, and its number."""
+
+
 class Rung(Protocol):
     """Be tried again when a bell of a queue has rung."""
+
+    conn: Connection
 
     def retry(self) -> None:
         """Try again."""
@@ -72,22 +82,20 @@ class Connection:
     ``is_deaf``: the client reads no more."""
 
     __slots__ = (
-        "answered",
         "consumer",
         "fd",
+        "flow",
         "given",
         "is_closed",
         "is_deaf",
-        "is_paused",
         "most",
         "parts",
         "parts_size",
         "session",
         "sock",
-        "under_way",
+        "timer",
         "unread",
         "unsent",
-        "unsent_size",
         "waiting",
         "wanted",
         "watched",
@@ -100,7 +108,8 @@ class Connection:
         self.unread: bytearray = bytearray()
         self.wanted: int = 0
         self.unsent: deque[memoryview] = deque()
-        self.unsent_size: int = 0
+        self.flow: Flow = Flow()
+        self.timer: Timer | None = None
         self.watched: int = select.EPOLLIN
         self.most: int = wire.HELLO_SIZE
         self.given: tuple[int, int] = (0, 0)
@@ -110,9 +119,6 @@ class Connection:
         self.waiting: dict[int, Waiting] = {}
         self.is_closed: bool = False
         self.is_deaf: bool = False
-        self.is_paused: bool = False
-        self.under_way: int = 0
-        self.answered: int = 0
 
 
 def _over() -> Reply:
@@ -130,7 +136,7 @@ class Waiting:
     """A call that waits for a bell of a queue, or for the first of several. ``attempt``: tries it
     again, ``None``: it goes on waiting; ``expire``: makes its result when its time is up."""
 
-    __slots__ = ("attempt", "bells", "conn", "expire", "is_over", "number", "server")
+    __slots__ = ("attempt", "bells", "conn", "expire", "is_over", "number", "server", "timer")
 
     def __init__(
         self,
@@ -148,6 +154,7 @@ class Waiting:
         self.attempt: Callable[[], Reply] = attempt
         self.expire: Callable[[], Reply] = expire
         self.is_over: bool = False
+        self.timer: Timer | None = None
 
     def ring(self) -> bool:
         """A bell rings, in any thread, with its queue's lock held."""
@@ -166,7 +173,8 @@ class Waiting:
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
-        # A timer may keep this object for long. It must not keep the published messages as well.
+        self.server.forget_timer(self.timer)
+        # A bell may keep this object. It must not keep the published messages as well.
         self.attempt = self.expire = _over
         for state, bell in self.bells:
             with state.lock.anyway:
@@ -189,7 +197,7 @@ class Waiting:
                 reply = self.attempt()
                 if reply is None:
                     return
-        except StoreError as error:
+        except Exception as error:
             reply = self.server.error(self.number, error)
         # Of several bells, another one may have rung than that of the message: all rings are
         # passed on, and a client that is woken in vain listens again.
@@ -207,6 +215,7 @@ class Loop:
     def __init__(
         self, listener: socket.socket, *, linger: float | None, group: int | None, most: int
     ) -> None:
+        self.directory: str = ""
         self._listener: socket.socket | None = listener
         self.linger = linger
         self._group = group
@@ -217,12 +226,14 @@ class Loop:
         # A descriptor that is readable once a signal has come, which ends the loop; -1 for none.
         self.signalled: int = -1
         self.connections: dict[int, Connection] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: SortedDict[Timer, tuple[Connection | None, Callable[[], None]]] = SortedDict()
         self._timer_count = 0
+        self.most_connections: int = _most_connections()
+        self._spare: int = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.linger_until: float | None = None
         self.rung: deque[Rung] = deque()
         self.renewed: list[Rung] = []
-        self.finished: deque[Callable[[], None]] = deque()
+        self.finished: deque[tuple[Connection | None, Callable[[], None]]] = deque()
         self.to_sync: dict[Served, Replies] = {}
         self.syncs: SimpleQueue[dict[Served, Replies] | None] = SimpleQueue()
         self.syncer: Thread | None = None
@@ -272,39 +283,70 @@ class Loop:
                     elif fd == self.signalled:
                         self._ended = True
                     continue
-                if events & _READABLE:
-                    self._read(conn)
-                if events & select.EPOLLOUT and not conn.is_closed:
-                    self._flush(conn)
+                try:
+                    if events & _READABLE:
+                        self._read(conn)
+                    if events & select.EPOLLOUT and not conn.is_closed:
+                        self._flush(conn)
+                except Exception as error:
+                    self._give_up(conn, error)
             while self.rung or self.finished:
                 while self.finished:
-                    self.finished.popleft()()
+                    self._safely(*self.finished.popleft())
                 self.rung.extend(self.renewed)
                 self.renewed.clear()
-                while self.rung:
-                    self.rung.popleft().retry()
+                self._retry_rung()
             if self.to_sync:
                 self.hand_over()
             if self._timers or self.linger_until is not None:
                 self._look_at_the_clock()
 
+    def _retry_rung(self) -> None:
+        while self.rung:
+            one = self.rung.popleft()
+            self._safely(one.conn, one.retry)
+
+    def _safely(self, conn: Connection | None, call: Callable[[], None]) -> None:
+        """Make a call for a connection. An error that nobody foresaw ends it, and no other one."""
+        try:
+            call()
+        except Exception as error:
+            self._give_up(conn, error)
+
+    def _give_up(self, conn: Connection | None, error: Exception) -> None:
+        if self._notes < _MOST_NOTES:
+            self._notes += 1
+            _log.error("a connection is closed, as a call for it has failed", exc_info=error)
+        if conn is not None:
+            with suppress(Exception):
+                self._close(conn)
+
     def _time_to_wait(self) -> float | None:
         ends = self.linger_until
-        if self._timers and (ends is None or self._timers[0][0] < ends):
-            ends = self._timers[0][0]
+        if self._timers:
+            first: Timer = self._timers.peekitem(0)[0]
+            if ends is None or first[0] < ends:
+                ends = first[0]
         # epoll counts whole milliseconds. The extra one makes sure that it does not end early.
-        return None if ends is None else max(ends - monotonic(), 0) + 0.001
+        return None if ends is None else min(max(ends - monotonic(), 0), _LONGEST_SLEEP) + 0.001
 
     def _look_at_the_clock(self) -> None:
         now = monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
+        while self._timers and self._timers.peekitem(0)[0][0] <= now:
+            self._safely(*self._timers.popitem(0)[1])
         if self.linger_until is not None and now >= self.linger_until:
             self._ended = True
 
-    def _at(self, deadline: float, call: Callable[[], None]) -> None:
+    def _at(self, deadline: float, conn: Connection | None, call: Callable[[], None]) -> Timer:
         self._timer_count += 1
-        heapq.heappush(self._timers, (deadline, self._timer_count, call))
+        timer = deadline, self._timer_count
+        self._timers[timer] = conn, call
+        return timer
+
+    def forget_timer(self, timer: Timer | None) -> None:
+        """Take a timer back, if it is not over."""
+        if timer is not None:
+            self._timers.pop(timer, None)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -316,20 +358,47 @@ class Loop:
             except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare():
+                    continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    _log.error("no more connections: %s", error)
+                    self._note("no more connections: %s", error)
                     self.epoll.modify(self._listener.fileno(), 0)
-                    self._at(monotonic() + 0.5, self._listen_again)
+                    self._at(monotonic() + 0.5, None, self._listen_again)
                     return
                 continue
             sock.setblocking(False)
             if not self._may_come(sock):
                 sock.close()
                 continue
+            if len(self.connections) >= self.most_connections:
+                self._refuse_one_too_many(sock)
+                continue
             conn = Connection(sock)
             self.connections[conn.fd] = conn
             self.epoll.register(conn.fd, select.EPOLLIN)
-            self._at(monotonic() + _HELLO_TIME, partial(self._refuse_silent, conn))
+            silent = partial(self._refuse_silent, conn)
+            conn.timer = self._at(monotonic() + _HELLO_TIME, conn, silent)
+
+    def _refuse_with_spare(self) -> bool:
+        """Answer a connection for which only the spare descriptor is left. False without one."""
+        spare, self._spare = self._spare, -1
+        if spare < 0 or self._listener is None:
+            return False
+        os.close(spare)
+        with suppress(OSError):
+            self._refuse_one_too_many(self._listener.accept()[0])
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return self._spare >= 0
+
+    def _refuse_one_too_many(self, sock: socket.socket) -> None:
+        """Answer the hello of a connection for which no descriptor is left."""
+        self._note("a connection is refused: there are %d", len(self.connections))
+        cause = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        doing = f"the server has {len(self.connections)} connections, and takes no more"
+        with suppress(OSError):
+            sock.send(self.error(1, StorageError(self.directory, doing, cause)))
+        sock.close()
 
     def _listen_again(self) -> None:
         if self._listener is not None:
@@ -363,7 +432,12 @@ class Loop:
             self._close(conn)
             return
         size = len(data)
-        if not unread and _HEAD <= size < conn.most and frames.size_of(data, 0) == size - _HEAD:
+        if (
+            not unread
+            and _HEAD <= size < conn.most
+            and frames.size_of(data, 0) == size - _HEAD
+            and conn.flow.under_way < MOST_UNDER_WAY
+        ):
             # Most often it is one request, whole.
             try:
                 request = frames.values_of(data, _HEAD)
@@ -374,12 +448,13 @@ class Loop:
                 return
             if conn.consumer is None:
                 self._handle(conn, request)
-                while self.renewed:
-                    self.renewed.pop().retry()
+                self._retry_renewed()
             else:
                 self._batched = {}
-                self._handle(conn, request)
-                self._send_batched()
+                try:
+                    self._handle(conn, request)
+                finally:
+                    self._send_batched()
             return
         if unread:
             unread += data
@@ -390,14 +465,21 @@ class Loop:
             self._parse(conn, data)
 
     def _parse(self, conn: Connection, data: bytes | bytearray) -> None:
-        """Handle the requests that are there, and keep the rest.
+        """Handle the requests that are there, and keep the rest, or what is put off."""
+        while True:
+            self._batched = {}
+            try:
+                self._handle_all(conn, data)
+            finally:
+                self._send_batched()
+            if not conn.flow.is_held or conn.is_closed or not conn.flow.goes_on():
+                break
+            data, conn.unread = conn.unread, bytearray()
+        self._watch(conn)
 
-        Those of a client that does not wait for its replies stay unread as long as there are many
-        under way, or much that it has not read.
-        """
+    def _handle_all(self, conn: Connection, data: bytes | bytearray) -> None:
         at, end = 0, len(data)
         conn.wanted = _HEAD
-        self._batched = {}
         with memoryview(data) as view:
             while end - at >= _HEAD and not conn.is_closed:
                 size = _FRAME(data, at)[0]
@@ -408,8 +490,7 @@ class Loop:
                 if start + size > end:
                     conn.wanted = size + _HEAD
                     break
-                if conn.under_way >= _MOST_UNDER_WAY or conn.answered > MOST_UNSENT:
-                    conn.is_paused = True
+                if not conn.flow.goes_on():
                     break
                 at = start + size
                 try:
@@ -420,33 +501,28 @@ class Loop:
                 self._handle(conn, request)
             if at < end and not conn.is_closed:
                 conn.unread += view[at:]
-        self._send_batched()
-        if conn.is_paused:
-            self._watch(conn)
+
+    def _retry_renewed(self) -> None:
+        while self.renewed:
+            one = self.renewed.pop()
+            self._safely(one.conn, one.retry)
 
     def _send_batched(self) -> None:
         """Send the replies to the requests that were read, and the messages that consumers can have
         now, together."""
-        while self.renewed:
-            self.renewed.pop().retry()
+        self._retry_renewed()
         batched, self._batched = self._batched, None
         if batched:
             for other, out in batched.items():
-                other.answered = 0
-                self.send(other, out)
+                self._send_now(other, out)
 
-    def _resume(self, conn: Connection) -> None:
-        """Read on, where that was put off, and there is room for it again."""
-        if (
-            conn.is_paused
-            and not conn.is_closed
-            and 2 * conn.under_way < _MOST_UNDER_WAY
-            and conn.unsent_size < MOST_UNSENT
-        ):
-            conn.is_paused = False
-            self._watch(conn)
+    def _go_on(self, conn: Connection) -> None:
+        """Handle requests that were put off, as something has come to its end, or read on."""
+        if conn.flow.is_held and not conn.is_closed and conn.flow.goes_on():
             unread, conn.unread = conn.unread, bytearray()
             self._parse(conn, unread)
+        else:
+            self._watch(conn)
 
     def _refuse_frame(self, conn: Connection, why: str) -> None:
         self._note("a client's bytes are refused: %s", why)
@@ -462,11 +538,11 @@ class Loop:
 
     def send(self, conn: Connection, data: bytes) -> None:
         """Send bytes, after the requests that are being read now."""
-        if conn.is_closed:
+        if conn.is_closed or conn.is_deaf or not data:
             return
+        conn.flow.owed += len(data)
         if self._batched is not None:
-            conn.answered += len(data)
-            if len(data) <= MOST_UNSENT:
+            if len(data) <= MOST_OWED:
                 out = self._batched.get(conn)
                 # Most often there is one reply, which is sent as it is.
                 self._batched[conn] = data if out is None else out + data
@@ -489,13 +565,13 @@ class Loop:
             except OSError:
                 self._send_no_more(conn)
                 return
+        conn.flow.owed -= sent
         if sent < len(data):
             self._keep(conn, data, sent)
 
     def _keep(self, conn: Connection, data: bytes, sent: int) -> None:
         """Keep bytes until the client reads on. They are not copied: they may be a large body."""
         conn.unsent.append(memoryview(data)[sent:])
-        conn.unsent_size += len(data) - sent
         self._watch(conn)
 
     def send_around(self, conn: Connection, front: bytes, body: bytes, back: bytes) -> bytes:
@@ -517,28 +593,25 @@ class Loop:
             conn.unsent.popleft()
         else:
             conn.unsent[0] = view[sent:]
-        conn.unsent_size -= sent
-        self._watch(conn)
-        if conn.unsent_size < MOST_UNSENT:
-            if conn.consumer is not None:
-                conn.consumer.retry()
-            self._resume(conn)
+        conn.flow.owed -= sent
+        if conn.consumer is not None and conn.flow.owed < MOST_OWED:
+            conn.consumer.retry()
+        self._go_on(conn)
 
     def _send_no_more(self, conn: Connection) -> None:
         """Close a connection that the client does not read. That of a consumer is read to its end:
         a consumer that was stopped has yet to say which messages it did not get."""
-        if conn.consumer is None or conn.is_paused:
+        if conn.consumer is None or conn.flow.is_held:
             self._close(conn)
             return
         conn.is_deaf = True
         conn.consumer.leave()
-        conn.unsent, conn.unsent_size = deque(), 0
+        conn.unsent, conn.flow.owed = deque(), 0
         self._watch(conn)
 
     def _watch(self, conn: Connection) -> None:
         """Read no more from a client that does not read."""
-        reads = conn.unsent_size < MOST_UNSENT and not conn.is_paused
-        wanted = select.EPOLLIN if reads else select.EPOLLRDHUP
+        wanted = select.EPOLLIN if conn.flow.reads() else select.EPOLLRDHUP
         if conn.unsent:
             wanted |= select.EPOLLOUT
         if wanted != conn.watched and not conn.is_closed:
@@ -556,7 +629,8 @@ class Loop:
         for waiting in list(conn.waiting.values()):
             waiting.leave(used=False)
         conn.waiting.clear()
-        conn.unread, conn.unsent, conn.unsent_size, conn.parts = bytearray(), deque(), 0, []
+        self.forget_timer(conn.timer)
+        conn.unread, conn.unsent, conn.parts = bytearray(), deque(), []
         if conn.consumer is not None:
             conn.consumer.leave()
         self.left(conn)
@@ -564,24 +638,24 @@ class Loop:
     # -- requests ------------------------------------------------------------------------------
 
     def _handle(self, conn: Connection, request: list[Any]) -> None:
-        number, verb = request[0], request[1]
+        number = request[0]
         session = conn.session
         try:
+            check(request)
             if session is None:
                 reply = self.greet(conn, number, request)
             else:
-                handler = self.handlers.get(verb)
+                handler = self.handlers.get(request[1])
                 if handler is None:
-                    raise UsageError(f"there is no verb {verb!r}")
+                    raise UsageError(f"verb {request[1]!r} is not for a session")
                 reply = handler(conn, number, request)
         except StoreError as error:
             reply = self.error(number, error)
-        except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
-            reply = self.error(number, UsageError(f"no such request: {error}"))
+        except Exception as error:
+            reply = self.error(number, error)
             self._note("a request is refused: %r", error)
         # Clients that wait for what this request has brought are woken before its sender.
-        while self.rung:
-            self.rung.popleft().retry()
+        self._retry_rung()
         if reply:
             self.send(conn, reply)
 
@@ -603,6 +677,8 @@ class Loop:
         """Try it whenever a bell rings, until the deadline (:func:`time.monotonic`)."""
         if conn.is_closed:
             return LATER  # since the call was made, by another thread
+        if number in conn.waiting:
+            raise UsageError(f"request {number} waits already: each has a number of its own")
         waiting = Waiting(self, conn, number, bells, attempt, expire)
         # A ring since the last try would have found no listener.
         try:
@@ -616,7 +692,7 @@ class Loop:
             return reply
         conn.waiting[number] = waiting
         if deadline is not None:
-            self._at(deadline, partial(self._expire, waiting))
+            waiting.timer = self._at(deadline, conn, partial(self._expire, waiting))
         return LATER
 
     def _expire(self, waiting: Waiting) -> None:
@@ -650,14 +726,19 @@ class Loop:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(_THREADS, "qindex-server")
 
-        conn.under_way += 1
+        conn.flow.under_way += 1
         # No function within this one: compiled, it would be in a cycle that keeps large bodies.
         answer = partial(self._answer_call, conn, number, done, refused)
-        self.pool.submit(call).add_done_callback(partial(self._call_ended, answer))
+        self.pool.submit(call).add_done_callback(partial(self._call_ended, conn, answer))
         return LATER
 
-    def _call_ended(self, answer: Callable[[Future[bytes]], None], future: Future[bytes]) -> None:
-        self.finished.append(partial(answer, future))
+    def _call_ended(
+        self,
+        conn: Connection,
+        answer: Callable[[Future[bytes]], None],
+        future: Future[bytes],
+    ) -> None:
+        self.finished.append((conn, partial(answer, future)))
         self.wake()
 
     def _answer_call(
@@ -668,7 +749,7 @@ class Loop:
         refused: Callable[[BaseException], Reply] | None,
         future: Future[bytes],
     ) -> None:
-        conn.under_way -= 1
+        conn.flow.under_way -= 1
         error = future.exception()
         try:
             if error is None:
@@ -677,14 +758,13 @@ class Loop:
                     answer = done(future.result())
             else:
                 answer = refused(error) if refused is not None else self.error(number, error)
-        except StoreError as raised:
+        except Exception as raised:
             answer = self.error(number, raised)
         if error is not None and not isinstance(error, StoreError):
             self._note("a call has failed: %r", error)
         if answer:
             self.send(conn, answer)
-        if conn.is_paused:
-            self._resume(conn)
+        self._go_on(conn)
 
     def durable(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
         """Send a reply when all that was done to the queue is on disk."""
@@ -716,7 +796,7 @@ class Loop:
                     served.queue._parts.sync_all()
                 except BaseException as caught:
                     error = caught
-                self.finished.append(partial(self._answer, replies, error))
+                self.finished.append((None, partial(self._answer, replies, error)))
                 self.wake()
 
     def _answer(self, replies: Replies, error: BaseException | None) -> None:
@@ -725,13 +805,26 @@ class Loop:
 
     # -- the end -------------------------------------------------------------------------------
 
+    def retire(self) -> None:
+        """End after this turn of the loop, as after a signal."""
+        self._ended = True
+
     def refuse_new(self) -> None:
         """Take no more connections."""
         listener, self._listener = self._listener, None
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         if listener is not None:
             with suppress(OSError):
                 self.epoll.unregister(listener.fileno())
             listener.close()
+
+
+def _most_connections() -> int:
+    """Return how many connections leave a reserve of descriptors."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if most == resource.RLIM_INFINITY else most - max(_RESERVE, most // 8)
 
 
 def _groups_of(sock: socket.socket) -> array[int]:

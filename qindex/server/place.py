@@ -182,6 +182,39 @@ def lock(directory: str, fd: int) -> int | None:
     return opened
 
 
+def mark(directory: str, fd: int) -> bool:
+    """Mark a store as one for `qindex serve`: clients start no server. False if it is marked
+    already. Raises :class:`StorageError`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(layout.SERVED, flags, 0o600, dir_fd=fd))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise StorageError(directory, "the store can't be marked", error) from error
+    return True
+
+
+def is_marked(fd: int) -> bool:
+    """Return whether a store is one for `qindex serve`."""
+    try:
+        os.stat(layout.SERVED, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def unmark(directory: str, fd: int) -> bool:
+    """Take the mark away. False if there is none. Raises :class:`StorageError`."""
+    try:
+        os.unlink(layout.SERVED, dir_fd=fd)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(directory, "the mark can't be taken away", error) from error
+    return True
+
+
 def prepare(directory: str) -> None:
     """Make the directory of a store, if there is none. Raises :class:`StoreError` where it is
     something else, in which no server's files may be made."""

@@ -39,7 +39,13 @@ PART = 4 << 20
 HELLO_SIZE = 64 << 10
 """Bytes that the first frame of a connection may have."""
 MOST_PARTS = 1 << 30
-"""Bytes of bodies in one batch."""
+"""Bytes of one batch."""
+MOST_ACKS = 1 << 19
+"""Deliveries that one frame acknowledges."""
+MOST_MESSAGES = (1 << 31) - 1
+"""The most messages that one call can ask for."""
+LONGEST_WAIT = 1e8
+"""Seconds. A client that waits for longer waits for ever."""
 
 DONE, ERROR, PUSH = 0, 1, 2
 
@@ -94,14 +100,8 @@ DONE, ERROR, PUSH = 0, 1, 2
     GET_FIRST,
     TICKET,
     RESTORE,
-) = range(50)
-
-BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
-"""The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
-PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
-"""The same for a publish."""
-IN_TRANSACTION = PUBLISH_OPTIONS - {"persistent", "key", "headers", "properties"}
-"""The options of PUBLISH_IN."""
+    RETIRE,
+) = range(51)
 
 LARGE = 1 << 20
 """Bytes of a body that is not copied into its frame."""
@@ -172,7 +172,7 @@ class Framer:
         size = len(packed)
         if size > _KEPT:
             self._pack = msgpack.Packer().pack
-        return HEAD.pack(size) + packed
+        return head_of(size) + packed
 
 
 def table(values: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ from typing import Any
 from journal.errors import StoreError, UsageError
 from qindex.queue.delivery import Delivery
 from qindex.server import protocol as wire
-from qindex.server.loop import MOST_UNSENT, Connection, Loop
+from qindex.server.flow import MOST_OWED
+from qindex.server.loop import Connection, Loop
 from qindex.server.sessions import Credit, Served
 
 _MOST_PUSHED = 512
@@ -55,7 +56,7 @@ class Consumer:
             self.server.send(self.conn, self.server.error(0, error))
 
     def _pump(self) -> None:
-        while not self.is_over and self.conn.unsent_size < MOST_UNSENT:
+        while not self.is_over and self.conn.flow.owed < MOST_OWED:
             most = self.credit.room()
             if most <= 0:
                 return
@@ -112,7 +113,20 @@ def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
         if rest:
             with suppress(StoreError):  # damage: it is raised again where it is met first
                 taken += deliverer.get_many(rest, lease=lease)
-    return taken
+    count = how_many_fit([one.body for one in taken])
+    if count < len(taken):
+        served.settler.take_back_uncounted(taken[count:])
+    return taken[:count]
+
+
+def how_many_fit(bodies: list[bytes]) -> int:
+    """Return how many of some messages go into one frame: at least one, none after a large one."""
+    size = 0
+    for at, body in enumerate(bodies, 1):
+        size += len(body)
+        if size > wire.PART:
+            return at
+    return len(bodies)
 
 
 def extra_of(delivery: Delivery) -> Any:

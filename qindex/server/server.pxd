@@ -10,6 +10,7 @@ cdef class Server(Loop):
     cdef public object engine
     cdef public dict _sessions, _members, _served, _numbers, _gone, _options, _restored
     cdef public bytes _run
+    cdef public Py_ssize_t _next_number
 
     cpdef Served _queue(self, object number)
     @cython.locals(served=Served, seq=Py_ssize_t)

@@ -26,7 +26,7 @@ from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after
 from qindex.server import protocol as wire
 from qindex.server.loop import Connection, Loop, Reply
-from qindex.server.pushing import Consumer, columns, extra_of, of_batch
+from qindex.server.pushing import Consumer, columns, extra_of, how_many_fit, of_batch
 from qindex.server.sessions import Credit, Served, Session
 
 _LARGE = 64 << 10
@@ -35,6 +35,8 @@ _SHORT_FIND = 20
 """A search that reads no more entries is made on the loop's thread."""
 _LARGE_BATCH = 1 << 20
 _MOST_TICKETS = 64
+_MOST_GONE = 1000
+"""Deleted queues whose names are kept, for an error."""
 _VERSION: str = sys.modules["qindex"].__version__
 """Importing the package by its name would import modules above this one."""
 
@@ -57,10 +59,12 @@ class Server(Loop):
         most = engine.options.max_message_bytes + wire.OVERHEAD
         super().__init__(listener, linger=linger, group=group, most=most)
         self.engine = engine
+        self.directory = engine.directory
         self._sessions: dict[bytes, Session] = {}
         self._members: dict[Session, set[Connection]] = {}
         self._served: dict[int, Served] = {}
         self._numbers: dict[Queue, int] = {}
+        self._next_number = 1
         self._gone: dict[int, str] = {}
         self._run = os.urandom(8)
         # How many of each of the last tickets were published; -1: it is under way.
@@ -113,6 +117,7 @@ class Server(Loop):
                 raise DisconnectedError("the session has ended")
         self.linger_until = None
         conn.session = session
+        self.forget_timer(conn.timer)
         conn.most = self.most
         self._members[session].add(conn)
         return self.frame(
@@ -149,7 +154,8 @@ class Server(Loop):
     def _opened(self, queue: Queue) -> Served:
         known = self._numbers.get(queue)
         if known is None:
-            known = self._numbers[queue] = len(self._numbers) + len(self._gone) + 1
+            known = self._numbers[queue] = self._next_number
+            self._next_number = known + 1
             self._served[known] = Served(queue, known)
         return self._served[known]
 
@@ -194,7 +200,7 @@ class Server(Loop):
     def _publish_any(
         self, conn: Connection, number: int, served: Served, body: Any, given: dict[str, Any]
     ) -> Reply:
-        options, confirm, timeout = _options_of(given, wire.PUBLISH_OPTIONS)
+        options, confirm, timeout = _options_of(given)
 
         def publish() -> int:
             return served.publish(body, **options)
@@ -209,17 +215,37 @@ class Server(Loop):
         return self._with_room(conn, number, publish, finish, timeout, aside=aside)
 
     def _part(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        conn.parts += request[2]
+        """Keep messages of a batch, whose end comes on this connection."""
+        conn.parts = self._batch(conn, request[2], request[3:])
         conn.parts_size += sum(map(_size, request[2]))
         if conn.parts_size > wire.MOST_PARTS:
             conn.parts, conn.parts_size = [], 0
-            raise UsageError(f"a batch may have {wire.MOST_PARTS} bytes")
+            raise UsageError(
+                f"a batch may have {wire.MOST_PARTS} bytes: nothing of it is published"
+            )
         return self.frame(number, wire.DONE)
+
+    def _batch(self, conn: Connection, messages: list[Any], before: list[int]) -> list[Any]:
+        """Return the messages of a batch up to here. ``before``: how many there are before these,
+        if the client says so."""
+        parts, conn.parts = conn.parts, []
+        count = before[0] if before else len(parts)
+        if not count:
+            conn.parts_size = 0
+            return messages
+        if count != len(parts):
+            raise UsageError(
+                f"a batch lacks {count - len(parts)} of its first {count} messages, which were "
+                "refused: nothing of it is published"
+            )
+        parts += messages
+        return parts
 
     def _publish_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
-        batch, conn.parts, conn.parts_size = [*conn.parts, *request[3]], [], 0
-        options, confirm, timeout = _options_of(request[4], wire.BATCH_OPTIONS)
+        batch = self._batch(conn, request[3], request[5:])
+        conn.parts_size = 0
+        options, confirm, timeout = _options_of(request[4])
         size = 0
         for at, one in enumerate(batch):
             if type(one) is not bytes:
@@ -240,7 +266,7 @@ class Server(Loop):
 
     def _publish_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         _, _, names, given, more = request
-        options, confirm, timeout = _options_of(more, frozenset({"ttl", "persistent"}))
+        options, confirm, timeout = _options_of(more)
         message = message_of(_message(given), None, None, None, 0)
         ttl, persistent = options.get("ttl"), options.get("persistent", True)
 
@@ -319,7 +345,9 @@ class Server(Loop):
     def _restore(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """Publish messages as they were, or tell how many of a ticket were published."""
         queue, ticket, given = self._queue(request[2]).queue, request[3], request[4]
-        given, conn.parts, conn.parts_size = given and [*conn.parts, *given], [], 0
+        if given is not None:
+            given = self._batch(conn, given, request[5:])
+        conn.parts, conn.parts_size = [], 0
         known = self._restored
         there = None if ticket is None else known.get(ticket, 0)
         if ticket is not None and ticket[: len(self._run)] != self._run:
@@ -479,8 +507,6 @@ class Server(Loop):
     def _get_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
         most, timeout, lease = request[3], request[4], request[5]
-        if type(most) is not int or most < 1:
-            raise UsageError(f"max_messages must be at least 1, not {most!r}")
         session = conn.session
         state = served.state
 
@@ -498,6 +524,10 @@ class Server(Loop):
                 with suppress(StoreError):
                     more = served.deliverer.get_many(rest, lease=lease)
                     _join(batch, more)
+            count = how_many_fit(batch.bodies)
+            if count < len(batch):
+                served.settler.take_back_uncounted(batch[count:])
+                batch = batch[:count]
             tag = session.hold_batch(served, batch)
             plain = not batch._counts and all(type(one) is int for one in batch._extras)
             more_waits = len(batch) < most and state.inside_all() > 0
@@ -520,8 +550,6 @@ class Server(Loop):
         served = self._queue(request[2])
         if conn.consumer is not None:
             raise UsageError("one consumer for each connection")
-        if type(request[3]) is not int or request[3] < 1:
-            raise UsageError(f"prefetch must be at least 1, not {request[3]!r}")
         credit = Credit(served, request[3], request[4])
         conn.consumer = Consumer(self, conn, credit)
         self.send(conn, self.frame(number, wire.DONE))
@@ -549,10 +577,11 @@ class Server(Loop):
         return self.frame(number, wire.DONE)
 
     def _forget(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        """A coroutine that waits was cancelled. The reply may be on its way."""
+        """A coroutine that waits was cancelled. Its call has a reply, which may be on its way."""
         waiting = conn.waiting.pop(request[2], None)
         if waiting is not None:
             waiting.leave(used=False)
+            self.send(conn, self.frame(waiting.number, wire.DONE))
         return None
 
     def _drop(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -596,7 +625,7 @@ class Server(Loop):
     def _publish_in(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served, together = self._queue(request[2]), conn.session.transaction(request[3])
         message = message_of(_message(request[4]), None, None, None, time_ns())
-        options, _, timeout = _options_of(request[5], wire.IN_TRANSACTION)
+        options, _, timeout = _options_of(request[5])
         due = due_time(options.get("delay"), options.get("at"))
         unique, window = options.get("unique"), options.get("window")
         until = options.get("until", "acked")
@@ -791,6 +820,7 @@ class Server(Loop):
             # To be durable it takes several syncs, in order.
             def call() -> bytes:
                 failure = settler.give_back_together([(delivery, requeue)])[0]
+                served.state.catch_up()
                 if failure is not None:
                     raise failure
                 return reply
@@ -811,12 +841,14 @@ class Server(Loop):
     def _take_back(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
         for tag, seq in request[2]:
-            for served in self._served.values():
-                with suppress(UsageError):
-                    delivery = session.find(served, tag, seq)
-                    served.settler.take_back_uncounted([delivery])
-                    session.forget(tag, seq)
-                    break
+            served = session.queue_of(tag)
+            if served is None:
+                continue
+            with suppress(StoreError):
+                served.settler.take_back_uncounted([session.find(served, tag, seq)])
+                credit = session.forget(tag, seq)
+                if credit is not None:
+                    self._renew(credit, conn)
         return self.frame(number, wire.DONE)
 
     def _extend_lease(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -868,6 +900,8 @@ class Server(Loop):
                 if queue.name == name and queue._parts.state.lock.is_over():
                     del self._numbers[queue], self._served[known]
                     self._gone[known] = name
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
             return answer
 
         return self.aside(conn, number, call, done)
@@ -875,6 +909,13 @@ class Server(Loop):
     def _held(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
         return self.frame(number, wire.DONE, session.count())
+
+    def _retire(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """End for `qindex serve`, which takes the store over."""
+        if self.linger is None:
+            raise UsageError(f"{self.directory}: `qindex serve` has it already")
+        self.retire()
+        return self.frame(number, wire.DONE)
 
     def _sync_queue(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         reply = self.frame(number, wire.DONE)
@@ -901,7 +942,7 @@ class Server(Loop):
             self.syncs.put(None)
             self.syncer.join()
         while self.finished:
-            self.finished.popleft()()
+            self._safely(*self.finished.popleft())
         try:
             for session in list(self._members):
                 session.has_said_bye = True
@@ -965,6 +1006,7 @@ class Server(Loop):
             wire.PUBLISH_IN: self._publish_in,
             wire.ACK_IN: self._ack_in,
             wire.END: self._end_transaction,
+            wire.RETIRE: self._retire,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
 
@@ -1049,15 +1091,10 @@ class Publishing:
             return None
 
 
-def _options_of(
-    given: dict[str, Any], known: frozenset[str]
-) -> tuple[dict[str, Any], bool, float | None]:
+def _options_of(given: dict[str, Any]) -> tuple[dict[str, Any], bool, float | None]:
     """Return the options of a publish, whether it is to be confirmed, and its timeout."""
     options = dict(given)
     confirm, timeout = bool(options.pop("confirm", False)), options.pop("timeout", None)
-    for name in options:
-        if name not in known:
-            raise UsageError(f"there is no option {name!r}")
     at = options.get("at")
     if at is not None:
         try:

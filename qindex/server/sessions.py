@@ -154,6 +154,11 @@ class Session:
         self._held[tag] = (served, {}, batch)
         return tag
 
+    def queue_of(self, tag: int) -> Served | None:
+        """Return the queue of a delivery or batch that the client holds."""
+        held = self._held.get(tag)
+        return None if held is None else held[0]
+
     def find(self, served: Served, tag: int, seq_id: int) -> Delivery:
         """Return a delivery that the client holds. Raises :class:`UsageError`,
         :class:`LeaseExpiredError`."""

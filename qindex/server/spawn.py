@@ -35,6 +35,7 @@ _NEEDED = (
 )
 """Packages of the server: it finds them where this process does, and nowhere else."""
 _PAUSE = 0.005
+_LONG_PAUSE = 0.1
 _PATIENCE = 30.0
 """Seconds for another's server to begin, or to end."""
 _BOOT = (
@@ -50,20 +51,33 @@ _BOOT = (
 )
 
 
-def find(directory: str, options: dict[str, Any], linger: float) -> socket.socket:
+def find(
+    directory: str, options: dict[str, Any], linger: float, began: float | None = None
+) -> socket.socket:
     """Connect to the server of a directory; start it with these options where there is none.
 
-    Raises what opening the store raises in the server, and :class:`StoreError`.
+    ``began``: since when the caller waits for it. Raises what opening the store raises in the
+    server, and :class:`StoreError`.
     """
-    deadline = monotonic() + max(_PATIENCE, options.get("lock_timeout", 0))
+    began = monotonic() if began is None else began
+    given = options.get("lock_timeout", 0)
+    pause = _PAUSE
     while True:
         sock = try_to_connect(directory)
         if sock is not None:
             return sock
-        start(directory, options, linger)
-        if monotonic() > deadline:
+        waited = monotonic() - began
+        if not start(directory, options, linger):
+            if waited > (given or _PATIENCE):
+                raise DisconnectedError(
+                    f"{directory}: `qindex serve` does not run, and no other server is started in "
+                    f"its place: start it, or have clients start servers again by `qindex unserve "
+                    f"{directory}`"
+                )
+            pause = min(2 * pause, _LONG_PAUSE)
+        elif waited > max(_PATIENCE, given):
             raise DisconnectedError(f"{directory}: no server answers, and none has ended")
-        sleep(_PAUSE)
+        sleep(pause)
 
 
 def try_to_connect(directory: str) -> socket.socket | None:
@@ -78,16 +92,21 @@ def try_to_connect(directory: str) -> socket.socket | None:
         raise StorageError(directory, "the server can't be reached", error) from error
 
 
-def start(directory: str, options: dict[str, Any], linger: float) -> None:
-    """Start a server, unless a server runs, begins or ends there. Raises its errors."""
+def start(directory: str, options: dict[str, Any], linger: float) -> bool:
+    """Start a server, unless a server runs, begins or ends there. False where the store is marked
+    for `qindex serve`. Raises its errors."""
     place.prepare(directory)
     with storage_errors(directory, "the store can't be opened"):
         fd = place.open_directory(directory)
     try:
+        if place.is_marked(fd):
+            return False
         lock = place.lock(directory, fd)
         if lock is None:
-            return
+            return True
         try:
+            if place.is_marked(fd):
+                return False
             check_may_start()
             log = place.open_log(directory, fd)
             try:
@@ -98,6 +117,46 @@ def start(directory: str, options: dict[str, Any], linger: float) -> None:
             os.close(lock)
     finally:
         os.close(fd)
+    return True
+
+
+def take_over(directory: str, fd: int, seconds: float) -> int | None:
+    """Take the server's lock for `qindex serve`, for which a server ends that a client has started.
+    The store is marked, so that no client starts another one. ``None`` where another `qindex
+    serve` has it, also after so many seconds."""
+    began = monotonic()
+    while True:
+        lock = place.lock(directory, fd)
+        if lock is not None:
+            return lock
+        most = _PATIENCE if _ask_to_end(directory) else 0
+        if monotonic() - began > max(most, seconds):
+            return None
+        sleep(_PAUSE)
+
+
+def _ask_to_end(directory: str) -> bool:
+    """Ask a server to end. False if it does not."""
+    try:
+        sock = try_to_connect(directory)
+        if sock is None:
+            return True  # it begins, or ends
+        with sock, sock.makefile("rb") as replies:
+            sock.settimeout(_PATIENCE)
+            for number, *request in (
+                (1, wire.HELLO, "qindex", wire.VERSION, None),
+                (2, wire.RETIRE),
+            ):
+                sock.sendall(wire.frame(number, *request))
+                head = replies.read(wire.HEAD_SIZE)
+                if len(head) < wire.HEAD_SIZE:
+                    return True
+                reply = msgpack.unpackb(replies.read(wire.HEAD.unpack(head)[0]))
+                if reply[1] != wire.DONE:
+                    return False
+    except OSError:
+        pass  # it has ended meanwhile
+    return True
 
 
 def check_may_start() -> None:

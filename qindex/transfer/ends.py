@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from qindex.client.calls import Request
+from qindex.client.calls import sent_ahead
 from qindex.client.link import ANY
 from qindex.client.queue import SharedQueue
 from qindex.format.envelope import Moved, in_frame
@@ -42,8 +42,8 @@ def restore_shared(queue: SharedQueue, ticket: bytes | None, moved: Sequence[Mov
             size = 0
         parts[-1].append(in_frame(one))
         size += len(one.message.body)
-    requests: list[Request] = [(ANY, wire.PART_OF_BATCH, part) for part in parts[:-1]]
-    queue._home.call_together(queue, [*requests, (ANY, wire.RESTORE, ticket, parts[-1])])
+    requests, before = sent_ahead(parts)
+    queue._home.call_together(queue, [*requests, (ANY, wire.RESTORE, ticket, parts[-1], before)])
 
 
 def ticket_for(queue: SharedQueue, priority: int, count: int) -> tuple[bytes, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from signal import SIGTERM
 from time import monotonic, sleep
@@ -13,7 +14,9 @@ from qindex.format import layout
 from qindex.server import spawn
 from tests.waiting import WAIT
 
-__all__ = ["WAIT", "end_server", "log_of", "server_pid"]
+__all__ = ["WAIT", "end_server", "log_of", "serve", "server_pid"]
+
+_ROOT = Path(__file__).parents[2]
 
 
 def server_pid(directory: Path) -> int:
@@ -53,3 +56,12 @@ def end_in_order(process: subprocess.Popen[Any]) -> None:
         sleep(0.005)
     process.terminate()
     assert process.wait(WAIT) == 0, process.args
+
+
+def serve(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Run `qindex serve` in another process; return when it serves."""
+    command = [sys.executable, "-P", "-m", "qindex.cli", "serve", str(directory), *arguments]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+    assert server.stdout is not None
+    assert server.stdout.readline().startswith("serving")
+    return server

@@ -14,7 +14,7 @@ import pytest
 import qindex
 from qindex.format import layout
 from tests.cli.support import run
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_server, serve, server_pid
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
@@ -87,8 +87,6 @@ def test_commands_that_need_a_store_at_rest_say_so(tmp_path: Path) -> None:
             assert (refused.code, len(refused.complaints)) == (2, 1)
             assert f"is open for writing by process {pid}; end it first" in refused.complaints[0]
             assert not (tmp_path / "out").exists()
-        second = run("serve", data)
-        assert (second.code, len(second.complaints)) == (2, 1)
         # Those that look do so beside it.
         assert run("verify", data).code == 0
         assert run("export", data, "--out", f"{out}.jsonl").code == 0
@@ -117,6 +115,35 @@ def test_commands_that_look_ask_the_server(tmp_path: Path) -> None:
     end_server(tmp_path / "data")
 
 
+def test_a_served_store_is_served_by_nobody_else(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with qindex.open(data, shared=True, lock_timeout=0.2, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        held = queue.get()
+        # A server that a client has started gives back what it holds, and ends.
+        with serve(data) as server:
+            try:
+                again = queue.get(timeout=WAIT)
+                assert again is not None
+                assert (again.body, again.redelivered) == (b"x", True)
+                with pytest.raises(qindex.LeaseExpiredError):
+                    held.ack()
+                again.ack()
+                second = run("serve", str(data))
+                assert (second.code, len(second.complaints)) == (2, 1)
+            finally:
+                server.terminate()
+                assert server.wait(WAIT) == 0
+        with pytest.raises(qindex.DisconnectedError, match="qindex unserve"):
+            queue.publish(b"y")
+        assert not (data / "qindex.sock").exists()
+        assert "clients start servers again" in run("unserve", str(data)).text
+        assert "was not marked" in run("unserve", str(data)).text
+        assert queue.publish(b"y") == 1
+    end_server(data)
+
+
 def test_serve_refuses_what_it_can_not_do(tmp_path: Path) -> None:
     for arguments in (["--durability", "x"], ["--group", "no such group"]):
         refused = run("serve", str(tmp_path / "data"), *arguments)
@@ -126,3 +153,6 @@ def test_serve_refuses_what_it_can_not_do(tmp_path: Path) -> None:
         refused = run("serve", str(tmp_path / "data"))
         assert refused.code == 2
         assert "is open for writing" in refused.complaints[0]
+    with qindex.open(tmp_path / "data", shared=True, linger=0) as engine:  # it is not marked
+        engine.queue("q")
+    end_server(tmp_path / "data")

@@ -20,7 +20,7 @@ import pytest
 import qindex
 from tests.effort import not_quick
 from tests.faults.test_full_disk import run_on_a_disk
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_server, serve, server_pid
 
 ROOT = Path(__file__).parents[2]
 OTHER_USER, GROUP = 65534, 1
@@ -74,14 +74,6 @@ def publish_and_get(directory: str) -> list[str]:
         got = [queue.get(), queue.get()]
         queue.ack_many(got)
         return [one.body.decode() for one in got]
-
-
-def serve(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "qindex.cli", "serve", str(directory), *arguments]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert server.stdout is not None
-    assert server.stdout.readline().startswith("serving")
-    return server
 
 
 @ONLY_ROOT

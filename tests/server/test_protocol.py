@@ -42,7 +42,7 @@ def test_the_page_has_each_verb() -> None:
         for number, name in re.findall(r"(\d+) ([A-Z_]+)", line.split("|")[1])
     }
     assert verbs == {number: name for name, number in vars(wire).items() if name in verbs.values()}
-    assert set(verbs) == set(range(wire.RESTORE + 1))
+    assert set(verbs) == set(range(wire.RETIRE + 1))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import qindex
 import qindex.aio
 from qindex.aio.engine import open_store
-from qindex.aio.shared import SharedTransaction
+from qindex.aio.shared_engine import SharedTransaction
 from qindex.options import Durability
 from tests.qindex.support import WAIT, GateFileSystem
 
