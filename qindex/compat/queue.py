@@ -358,6 +358,9 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             """Refuse puts, and gets once the queue is empty; with `immediate`, gets at once.
 
             Items that are waiting stay in the store, and come again at the next open.
+
+            Args:
+                immediate: Refuse gets at once, too, and wake their callers.
             """
             if immediate:
                 self._auto_done = False  # queue.Queue gets them all, and nobody handles them
