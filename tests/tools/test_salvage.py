@@ -17,8 +17,8 @@ from tests.golden import SCENARIOS, SYNTHETIC_CASES, golden, sha16, synthetic
 
 QUEUES = ["qr", "qs"]
 
-# Where the node does not start, gives up the queue, or finds less: what is saved of qr and qs. In 28
-# messages expired in 1970, which no node can have written.
+# Where the node does not start, gives up the queue, or finds less: what is saved of qr and qs. In
+# 28 messages expired in 1970, which no node can have written.
 BETTER_THAN_THE_NODE = {
     "04": ("m0 m1 m2 m3 m4 m5", ""),
     "07": ("m0 m1 m2 m3 m4", "m0 m1 m2 m3 m4"),
