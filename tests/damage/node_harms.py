@@ -164,9 +164,10 @@ def is_knowable(root: Path, harm: Harm) -> bool:
     if suffix == ".jif":
         # A flush empties the journal, and does not remove it.
         return harm.data is None or not _ends_whole(journal_layout(MAX_SEQ_ID), data)
-    if suffix == ".qi":
+    if suffix == ".qi" and what != "swapped":
         # A slot of zeros was acknowledged.
-        changed = [at for at in range(len(data)) if data[at] != before[at]]
+        pairs = enumerate(zip(data, before, strict=False))
+        changed = [at for at, (now, was) in pairs if now != was]
         if what == "byte":
             return changed != [at for at in changed if (at - 64) % 32 == 0]
         first = changed[0] if changed else len(data)
