@@ -44,6 +44,7 @@ class Parts:
     checkpoint: Checkpoint
     watch: Watch
     findings: list[Finding] = field(default_factory=list)
+    verified: bool = False
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made (in memory) if there is none."""

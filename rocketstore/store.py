@@ -500,8 +500,20 @@ class Store:
 
     @property
     def findings(self) -> list[Finding]:
-        """Damage and crash traces that open found: repaired, or reported."""
-        return list(self._state.parts.findings)
+        """Damage and crash traces that open found: repaired, or reported.
+
+        A read-only store does not compare its files at open. The first use of this verifies it:
+        O(bytes of the log). Raises :class:`StorageError`.
+        """
+        state, parts = self._state, self._state.parts
+        is_closed = isinstance(state.refusal, ClosedError)
+        if self.options.read_only and not parts.verified and not is_closed:
+            from rocketstore.verify import findings_of  # few readers ask
+
+            found = findings_of(self.options, state.paths)
+            parts.findings[:] = dict.fromkeys([*parts.findings, *found])
+            parts.verified = True
+        return list(parts.findings)
 
     # Consumers
 

@@ -88,6 +88,14 @@ def check_store(path: PathLike, **options: Any) -> Report:
         leave(chosen.fs)
 
 
+def findings_of(options: Options, paths: Paths) -> list[Finding]:
+    """Return the findings of a store that is open for reading only with these options, without
+    notes on who can read it. Raises :class:`StorageError`."""
+    with storage_errors(paths.root, "can't be verified"):
+        found = _settled(options, paths).findings
+    return [one for one in found if one.kind is not Kind.OPEN_TO_OTHERS]
+
+
 def _settled(options: Options, paths: Paths) -> Report:
     """Check the store until the findings are not the trace of a writer at work."""
     fs = options.fs

@@ -102,7 +102,7 @@ class QueuePart:
                 place=self.place,
                 pinned=self.pinned,
                 only=None if listed is None else wants,
-                busy=lambda: self.rules.repeats_are_damage or lock.may_be_held(),
+                busy=lambda: self.rules.of_node or lock.may_be_held(),
             )
         except FileNotFoundError:
             if self.store.is_deleted(self.directory):

@@ -21,8 +21,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from huey.api import Huey, PeriodicTask, Task
+from huey.api import Huey, PeriodicTask, Task, TaskLock
 from huey.constants import EmptyData
+from huey.exceptions import TaskLockedException
 from huey.signals import SIGNAL_INTERRUPTED
 from huey.storage import BaseStorage
 
@@ -37,7 +38,8 @@ DAY = 86_400.0
 _SCHEDULED = "scheduled"
 """The key of messages that were published with a time."""
 _TICK_WINDOW = 3600.0
-"""Seconds for which a tick of a periodic task is remembered."""
+"""Seconds after which the clock shows a minute again where it is put back. A tick of a periodic
+task is remembered for a quarter of that: some clocks are put back by half an hour."""
 _MOVED_TOGETHER = 1000
 
 
@@ -186,7 +188,7 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
             self.tasks.publish(data, **options)
             return
         if intent.unique is not None:
-            options |= {"unique": intent.unique, "window": _TICK_WINDOW}
+            options |= {"unique": intent.unique, "window": _TICK_WINDOW / 4}
         if intent.instead_of is None:
             self.tasks.publish(data, **options)
         else:
@@ -288,7 +290,7 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
         """Set a value, or take a lock, unless there is one."""
         name = _text(key)
         if name.startswith(self._lock_prefix):
-            return self._lock(name, ttl)
+            return self.take_lock(name, ttl) is not None
         return self.store.values.add(name, bytes(value), ttl)
 
     def incr(self, key: str | bytes, amount: int = 1) -> int:
@@ -320,28 +322,42 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
     # A lock is a message that is with the process which holds it. When the process dies, the
     # message goes back to the queue, and whoever wants the lock next takes it from there.
 
-    def _lock(self, key: str, ttl: float | None) -> bool:
+    def take_lock(self, key: str, ttl: float | None) -> Delivery | None:
+        """Take a lock, or return None where it is held."""
         try:
             seq_id = self.store.locks.publish(b"", key=key, unique=key)
         except qindex.DuplicateError as error:
             seq_id = error.seq_id
         delivery = self.store.locks.get(seq_id=seq_id, lease=ttl)
-        if delivery is None:
-            return False
-        self._held_locks[key] = delivery
-        return True
-
-    def _unlock(self, key: str) -> bool:
-        delivery = self._held_locks.pop(key, None)
         if delivery is not None:
-            with suppress(qindex.LeaseExpiredError):
+            self._held_locks[key] = delivery
+        return delivery
+
+    def free_lock(self, key: str, delivery: Delivery) -> bool:
+        """Free a lock, and return whether it was still held by this delivery."""
+        if self._held_locks.get(key) is delivery:
+            del self._held_locks[key]
+        if not delivery.settled:  # flush_locks frees locks, too
+            with suppress(qindex.LeaseExpiredError, qindex.DisconnectedError, qindex.ClosedError):
                 delivery.ack()
                 return True
-        # What a process left that was killed. A live process's lock can't be taken away.
+        self._drop_free(key)
+        return False
+
+    def _drop_free(self, key: str) -> None:
+        """Drop the message of a lock that nobody holds: it was of a process that was killed, or
+        its time ran out."""
         for one in self.store.locks.find(key, MOST):
             left = self.store.locks.get(seq_id=one.seq_id)
             if left is not None:
                 left.ack()
+
+    def _unlock(self, key: str) -> bool:
+        delivery = self._held_locks.get(key)
+        if delivery is None:
+            self._drop_free(key)  # a live process's lock can't be taken away
+        elif self.free_lock(key, delivery):
+            return True
         # If the key of a lock has a value, a program has put it there.
         return self.store.values.pop(key) is not None
 
@@ -351,6 +367,38 @@ class QindexStorage(BaseStorage):  # type: ignore[misc]
         except qindex.DuplicateError as error:
             return all(one.seq_id != error.seq_id for one in self.store.locks.find(key, MOST))
         return not self.store.locks.cancel(seq_id)
+
+
+class _Lock(TaskLock):  # type: ignore[misc]
+    """A lock that frees what it has taken in this thread: if its time ran out, another may hold
+    it. What was taken elsewhere is freed by its key, as in huey."""
+
+    def __init__(self, huey: QindexHuey, name: str, ttl: float | None = None) -> None:
+        super().__init__(huey, name, ttl)
+        self._mine = threading.local()
+
+    def acquire(self) -> bool:
+        """Take the lock. Raises ``TaskLockedException``."""
+        if not self._huey.is_durable():
+            return bool(super().acquire())
+        delivery = self._huey.storage.take_lock(self._key, self._ttl)
+        if delivery is None:
+            raise TaskLockedException(f"unable to acquire lock {self._name}")
+        self._mine.__dict__.setdefault("taken", []).append(delivery)
+        return True
+
+    def clear(self) -> bool:
+        """Free the lock, and return whether it was held."""
+        taken: list[Delivery] = self._mine.__dict__.get("taken", [])
+        if taken:
+            freed: bool = self._huey.storage.free_lock(self._key, taken.pop())
+            return freed
+        return bool(super().clear())
+
+    release = clear
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
 
 class QindexHuey(Huey):  # type: ignore[misc]
@@ -390,13 +438,17 @@ class QindexHuey(Huey):  # type: ignore[misc]
         if done is not None:
             _settle(done, done.ack)
 
-    def _is_durable(self) -> bool:
+    def lock_task(self, lock_name: str, ttl: float | None = None) -> TaskLock:
+        """Return a lock. It is free once its process dies, or after ``ttl`` seconds."""
+        return _Lock(self, lock_name, ttl)
+
+    def is_durable(self) -> bool:
         """Return whether tasks go to a store: in immediate mode they don't."""
         return isinstance(self.storage, QindexStorage)
 
     def dequeue(self) -> Task | None:
         """Take a task, which is the caller's until :meth:`execute` has returned."""
-        if not self._is_durable():
+        if not self.is_durable():
             return super().dequeue()
         worker = self._worker.__dict__
         done = worker.get("done")
@@ -441,7 +493,7 @@ class QindexHuey(Huey):  # type: ignore[misc]
     def enqueue(self, task: Any) -> Any:
         """Enqueue a task. A task that is tried again, and the next one of a pipeline, are enqueued
         in the step that acknowledges the one before."""
-        if not self._is_durable() or self._immediate or not isinstance(task, Task):
+        if not self.is_durable() or self._immediate or not isinstance(task, Task):
             return super().enqueue(task)
         intent = _Intent(_delivery_before(task), unique=getattr(task, "tick", None))
         with self.storage.next_publish(intent):
@@ -453,7 +505,7 @@ class QindexHuey(Huey):  # type: ignore[misc]
 
     def add_schedule(self, task: Task) -> None:
         """Let a task wait for its time."""
-        if not self._is_durable():
+        if not self.is_durable():
             super().add_schedule(task)
             return
         now = self._get_timestamp()
@@ -467,7 +519,7 @@ class QindexHuey(Huey):  # type: ignore[misc]
 
         With a ``timestamp`` those whose time is not after it are taken from the schedule.
         """
-        if timestamp is None and self._is_durable():
+        if timestamp is None and self.is_durable():
             return []
         found: list[Task] = super().read_schedule(timestamp)
         return found

@@ -28,8 +28,8 @@ LONG_AGO = 1 << 50
 """Microseconds since 1970, in September 2005: no message expired then. No checksum covers the
 expiry of an entry whose message is in the message store. A flipped bit in "never" makes a time
 before this, which is taken for "never", or one far ahead."""
-EXPIRED_LONG_AGO = "an expiry before 2006", "taken as none: the message stays"
-"""What is wrong with such an entry, and what follows."""
+EXPIRED_LONG_AGO = "an expiry before 2006", "taken as none: the message stays", Kind.CORRECTED
+"""What is wrong with such an entry, what follows, and the kind of the finding."""
 _CORRECTABLE = 8 << 10
 _NOT_HELD = "the checksum does not hold"
 

@@ -47,6 +47,9 @@ _LOST = "the message is lost"
 ACKED_OR_LOST = "acknowledged just before the crash, or lost"
 """The consequence of an entry without a message, where a node was killed."""
 _SHOWN = "the message is sound, and shown"
+WRONG_SIZE = "figures are wrong", Kind.SIZE
+ZERO_SIZE = "the entries after it may be lost", Kind.ZEROS
+"""The consequence of a slot that is zero from its size on, and its kind."""
 _TERM = b"\x83"
 
 
@@ -258,14 +261,13 @@ class _Reading:
             cause = Cause.CRASH if not any(data) and not has_messages else Cause.DAMAGE
             lost = "a node drops the segment" if size >= HEADER_SIZE else "its entries are lost"
             kind = Kind.TORN if size < HEADER_SIZE else Kind.CORRECTED
+            if size >= HEADER_SIZE and not any(data[HEADER_SIZE : HEADER_SIZE + ENTRY_SIZE]):
+                kind, lost = Kind.ZEROS, "the entries after it may be lost"
             self._add(path, 0, min(size, HEADER_SIZE), cause, problem, lost, kind)
         torn = (size - HEADER_SIZE) % ENTRY_SIZE if size > HEADER_SIZE else 0
         if torn and size <= HEADER_SIZE + count * ENTRY_SIZE:
-            rest = data[-torn:]
-            lost = "its entry is lost" if rest[0] else "nothing is lost"
-            what = "the file ends inside a slot"
-            kind = Kind.TORN if rest[0] else Kind.ZEROS
-            self._add(path, size - torn, torn, Cause.CRASH, what, lost, kind)
+            what, lost = "the file ends inside a slot", "its entry is lost"
+            self._add(path, size - torn, torn, Cause.CRASH, what, lost, Kind.TORN)
 
     def _judge_slots(self, entries: _Entries) -> None:
         slots = entries.slots
@@ -284,6 +286,9 @@ class _Reading:
         for at in np.flatnonzero(blank & kept).tolist():
             what = f"slot {int(entries.rows[at])} says that its message is in memory alone"
             self._slot(entries, at, what, _LOST, Kind.ENTRY_WITHOUT_MESSAGE)
+        for at in np.flatnonzero(blank & _is_status_alone(slots)).tolist():
+            what = f"slot {int(entries.rows[at])} has a status, and zeros after it"
+            self._slot(entries, at, what, _LOST, Kind.ZEROS)
         entries.gone |= blank
         odd = ~blank & (location != index_format.IN_SHARED_STORE)
         odd &= location != index_format.IN_QUEUE_STORE
@@ -437,11 +442,19 @@ class _Reading:
             if stated[at] != len(message.body) and not states_more(view[start:stop]):
                 what = f"slot {int(entries.rows[at])} has a size of {stated[at]}, its body has "
                 what += f"{len(message.body)} bytes"
-                self._slot(entries, at, what, "figures are wrong", Kind.SIZE)
+                lost, kind = WRONG_SIZE
+                if not stated[at] and self._are_zeros_after(int(entries.rows[at])):
+                    lost, kind = ZERO_SIZE
+                self._slot(entries, at, what, lost, kind)
             # In a queue that is not durable no entry is persistent, whatever its message.
             if durable and message.persistent and not kept[at]:
                 what = "the index has the message as transient, the message itself as persistent"
                 self._slot(entries, at, what, _DROPPED, Kind.PERSISTENCE)
+
+    def _are_zeros_after(self, row: int) -> bool:
+        """Return whether a slot follows this one, and is all zero."""
+        start = HEADER_SIZE + ENTRY_SIZE * (row + 1)
+        return self.data[start : start + ENTRY_SIZE] == bytes(ENTRY_SIZE)
 
     def _decode_usual(self, entries: _Entries, rows: I64, view: memoryview) -> I64:
         """Decode those of ``rows`` that can be decoded together; return the others."""
@@ -597,6 +610,11 @@ def _records_in(store: bytes) -> Iterator[tuple[int, int]]:
 def _any_bytes(where: npt.NDArray[np.void]) -> Bools:
     rows = np.ascontiguousarray(where).view(np.uint8).reshape(-1, 16)
     return np.asarray(rows.any(axis=1), np.bool_)
+
+
+def _is_status_alone(slots: npt.NDArray[np.void]) -> Bools:
+    rows = np.ascontiguousarray(slots).view(np.uint8).reshape(-1, ENTRY_SIZE)
+    return np.asarray(~rows[:, 1:].any(axis=1), np.bool_)
 
 
 def _decodes(record: memoryview) -> bool:

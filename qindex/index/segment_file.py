@@ -73,14 +73,15 @@ def scan_file(
     elsewhere: Elsewhere | None = None,
     power_lost: bool = False,
     at_rest: bool = False,
+    synced: bool = False,
 ) -> SegmentScan:
     """Read a segment. Damage is not an error: see the findings.
 
     ``data``: the file's bytes as they were, beside a writer. ``trust_sums``: records of blocks
     whose checksum holds are not looked into. ``elsewhere``, ``power_lost``: see
     :func:`qindex.format.record_layouts.segment_layout`. ``at_rest``: no flush was cut short there,
-    so the file's checksums cover everything that was synced. Raises :class:`FileNotFoundError` if
-    there is no file.
+    so the file's checksums cover everything that was synced. ``synced``: the whole file was, so no
+    crash has cut anything short. Raises :class:`FileNotFoundError` if there is no file.
     """
     path = segment_path(directory, number)
     findings: list[Finding] = []
@@ -94,6 +95,8 @@ def scan_file(
     if data is not None and complete > len(data) and size_of(fs, path) > len(data):
         # A flush has written to the file since, and may have been half-way when it was pinned.
         complete = healed.sound
+    if synced:
+        complete = len(healed.data)
     verified = healed.sound if trust_sums else 0
     scan = scan_segment(
         path, healed.data, number, entry_count, verified, elsewhere, power_lost, complete

@@ -31,7 +31,8 @@ class DirectoryRules:
     index has as delivered. ``delivered_known``: whether that tells which messages had been
     delivered, or only that the node does not know. ``next_seq``: the seq_id of the next publish
     where that is written down, else ``None``. ``recovers``: the node starts with a new segment.
-    ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
+    ``of_node``: the files are as a RabbitMQ node leaves them (:mod:`qindex.recovery.node_files`).
+    ``keeps_expired``:
     expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
     finds all that its index names. ``journalled_pairs``: the files of version 2 are beside a
@@ -46,7 +47,7 @@ class DirectoryRules:
     delivered_known: bool = True
     next_seq: int | None = None
     recovers: bool = False
-    repeats_are_damage: bool = False
+    of_node: bool = False
     keeps_expired: bool = False
     redelivered: frozenset[int] = frozenset()
     clean: bool = False

@@ -167,7 +167,7 @@ def pin_queue(
     """
     path = os.path.join(directory, journal_format.FILE_NAME)
     seq_path = os.path.join(directory, SEQ_FILE_NAME)
-    of_node = rules.repeats_are_damage
+    of_node = rules.of_node
     for attempt in range(_ATTEMPTS):
         if attempt:
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))

@@ -45,6 +45,7 @@ from qindex.index.segment_scan import SegmentScan
 from qindex.recovery.columns import Source, pair_source, source_of, take_rows
 from qindex.recovery.delivery_rules import DirectoryRules
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.node_files import empty_segment, journal_findings, other_messages
 from qindex.recovery.point_in_time import Pinned, has_moved_on, pin_queue, read_segment
 
 
@@ -144,8 +145,10 @@ class QueueImage:
         self.seen = max(self.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
         self.records: JournalRecords = JournalRecords(pinned.journal_path, walk)
         publishes = walk.kinds < DELIVER
-        if rules.repeats_are_damage and len(self.records.entries) < np.count_nonzero(publishes):
-            self._find_repeats(walk.take(publishes))
+        if rules.of_node:
+            self._find(list(journal_findings(fs, pinned)))
+            if len(self.records.entries) < np.count_nonzero(publishes):
+                self._find_repeats(walk.take(publishes))
         self._version1 = numbers = sorted({*pinned.segments, *self._touched})
         self.entry_count: int = rules.entry_count
         if pinned.pairs:
@@ -241,7 +244,9 @@ class QueueImage:
             part.states = np.frombuffer(bytearray(scan.filed), np.uint8)
             part.sources.append(source_of(path, scan.data, "segment", STEP_SIZE, scan.entries))
         if number in self._touched:
-            self._add_journal(part, doubted=readable)
+            twice = self._add_journal(part, doubted=readable)
+            if self.rules.of_node and scan is not None and len(twice):
+                self._find(other_messages(self.pinned, twice, scan, number))
         return part
 
     def _scan(self, number: int) -> SegmentScan | None:
@@ -263,7 +268,11 @@ class QueueImage:
             elsewhere=self._elsewhere,
             power_lost=lost,
             at_rest=self.rules.vouched and not (lost and number in self._touched),
+            synced=self.rules.of_node and number not in self._touched,
         )
+        if self.rules.of_node and not scan.size:
+            path = segment_path(directory, number)
+            scan.findings.append(empty_segment(path, flushing=number in self._touched))
         if not self._trust_sums:
             scan.findings += _overtaken(segment_path(directory, number), scan.walk)
         found = scan.findings
@@ -275,9 +284,9 @@ class QueueImage:
             self.seen = max(self.seen, int(scan.entries.seqs[-1]) + 1)
         return scan
 
-    def _add_journal(self, segment: SegmentImage, *, doubted: bool = True) -> None:
-        """Merge the journal into a segment, and add the entries that it alone has. ``doubted``:
-        steps that do not fit are findings."""
+    def _add_journal(self, segment: SegmentImage, *, doubted: bool = True) -> Walk:
+        """Merge the journal into a segment, add the entries that it alone has, and return its
+        publish records of the others. ``doubted``: steps that do not fit are findings."""
         merged = self.records.merge_into(segment.states, segment.base)
         if doubted:
             self._find(merged.findings)
@@ -285,6 +294,7 @@ class QueueImage:
             path, data = self.pinned.journal_path, self.pinned.reading.data
             fresh = merged.entries.take(merged.fresh)
             segment.sources.append(source_of(path, data, "journal", ACTION_SIZE, fresh))
+        return merged.entries.take(~merged.fresh)
 
     def _find_unreadable(self, path: str, size: int, error: OSError) -> None:
         what = f"can't be read: {error.strerror or error}"

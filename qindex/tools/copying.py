@@ -292,7 +292,9 @@ class StoreCopy:
         return sum(
             one.offset >= HEADER_SIZE and self.report.loses(one)
             for one in self.report.findings
-            if one.path.endswith(STORE_SUFFIX) and os.path.dirname(one.path) == path
+            if one.path.endswith(STORE_SUFFIX)
+            and os.path.dirname(one.path) == path
+            and one.kind is not Kind.MESSAGE_WITHOUT_ENTRY
         )
 
     def take_unnamed(self) -> bool:

@@ -26,7 +26,7 @@ from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
-from qindex.index.pair_scan import Depth
+from qindex.index.pair_scan import WRONG_SIZE, ZERO_SIZE, Depth
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.notes.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.columns import Entries, take_rows
@@ -110,6 +110,7 @@ def check_queue(
             busy = reader.may_be_written
             yield from _check_seq_file(fs, directory, checked, identity, busy, closed=closed)
             yield from _check_small_files(fs, directory, checked.same_run)
+        yield from _check_name(fs, directory, ours=ours)
     except FileNotFoundError:
         return  # deleted meanwhile
     except (OSError, StorageError) as error:
@@ -161,15 +162,15 @@ def _check_sizes(batch: Entries) -> Iterator[Finding]:
         except StoreError:
             continue  # was found to be no record already
         if size != int(batch.sizes[at]):
-            offset = int(batch.offsets[at])
-            yield size_finding(batch.path, offset, int(batch.seqs[at]), int(batch.sizes[at]), size)
+            yield size_finding(batch, at, size)
 
 
-def size_finding(path: str, offset: int, seq: int, stated: int, size: int) -> Finding:
-    """The entry of ``seq`` at ``offset`` of ``path`` states another size than its body has."""
-    length = journal_format.PAYLOAD_SIZE
-    what = f"seq_id {seq} has a size of {stated}, its body has {size} bytes"
-    return Finding(path, offset, length, Cause.DAMAGE, what, "figures are wrong", Kind.SIZE)
+def size_finding(batch: Entries, at: int, size: int) -> Finding:
+    """Entry ``at`` of a batch states another size than its body has."""
+    stated, offset = int(batch.sizes[at]), int(batch.offsets[at])
+    what = f"seq_id {int(batch.seqs[at])} has a size of {stated}, its body has {size} bytes"
+    lost, kind = WRONG_SIZE if stated or not batch.version2 else ZERO_SIZE
+    return Finding(batch.path, offset, journal_format.PAYLOAD_SIZE, Cause.DAMAGE, what, lost, kind)
 
 
 def _check_sum_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
@@ -304,10 +305,15 @@ def _check_small_files(fs: FileSystem, directory: str, same_run: bool) -> Iterat
     yield from _check_notes(fs, os.path.join(directory, DUE_FILE), same_run, lost)
     lost = "the window of a unique key may end early"
     yield from _check_notes(fs, os.path.join(directory, KEYS_FILE), same_run, lost)
+
+
+def _check_name(fs: FileSystem, directory: str, *, ours: bool) -> Iterator[Finding]:
     if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
+        # A node makes the file anew, and does not read it.
+        cause = Cause.DAMAGE if ours else Cause.CRASH
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"
-        yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
+        yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
 
 
 def _check_deliveries(fs: FileSystem, path: str, same_run: bool) -> Iterator[Finding]:

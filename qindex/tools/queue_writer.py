@@ -1,4 +1,5 @@
-"""Write the directory of a queue anew, from entries that were found sound: segment files alone.
+"""Write the directory of a queue anew, from entries that were found sound: segment files alone,
+and for a node, which always has one, an empty journal.
 
 Publish records of a batch come first, then the deliver records of those that come again: both our
 engine and a RabbitMQ node read that.
@@ -10,9 +11,10 @@ import os
 
 import numpy as np
 
+from journal import format as journal_format
 from journal.block_sums import extent
 from journal.format import PAYLOAD_SIZE
-from journal.fs.files import FileSystem, created, make_dirs, opened, write_all
+from journal.fs.files import FileSystem, create, created, make_dirs, opened, write_all
 from journal.memory.arrays import I64
 from qindex.format import layout
 from qindex.format.segment import (
@@ -29,7 +31,7 @@ from qindex.recovery.columns import Entries, pack_heads, take_rows
 
 
 class QueueWriter:
-    """Writes one queue directory. ``sums``: with the checksum files of our stores.
+    """Writes one queue directory. ``sums``: with the checksum files of our stores, else for a node.
 
     All calls raise :class:`OSError`; nothing is durable before the caller syncs it.
     """
@@ -50,6 +52,8 @@ class QueueWriter:
         make_dirs(fs, directory)
         if name is not None:
             write_name(fs, directory, name)
+        if not sums:
+            fs.close(create(fs, os.path.join(directory, journal_format.FILE_NAME)))
 
     def add(self, batch: Entries, seqs: I64, sizes: I64) -> None:
         """Append entries under these seq_ids, ascending, with these body sizes. The seq_ids may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,25 +11,74 @@ from typing import Any
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.findings import Cause, Finding, Kind
+from msgstore.format import Kind as FileKind
 from qindex.format import layout
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_number
 
-_ALWAYS = frozenset((Kind.ENTRY_WITHOUT_MESSAGE,))
-_CUT = frozenset((Kind.TORN, Kind.MISSING_FILE))
-"""In a node's directory nothing tells which bytes were synced once, so cut bytes count as lost."""
-_HARMLESS_IN_INDEX = frozenset((Kind.CORRECTED, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE))
-_HARMLESS_IN_VERSION_2 = frozenset((Kind.CORRECTED, Kind.PERSISTENCE, Kind.SIZE, Kind.COUNT))
-_ANYWHERE = frozenset(
-    (
-        Kind.COUNT,
-        Kind.DUPLICATE_MSG_ID,
-        Kind.GAP,
-        Kind.MESSAGE_WITHOUT_ENTRY,
-        Kind.REFCOUNT,
-    )
-)
+
+class Place(enum.Enum):
+    """The file of a finding."""
+
+    INDEX = "journal.jif, K.idx"
+    PAIR = "K.qi, K.qs"
+    RECORDS = "N.rdq, N.rdt"
+    QUEUE = "the name or the settings of a queue"
+    CONFIG = "a file that says how the others are to be read"
+    NOTES = "qindex's own notes and checksums, which a copy makes anew"
+    OTHER = "a directory, or a file of any other name"
+
+
+class Loss(enum.Flag):
+    """When a finding means that something could not be saved. Without any of these: never."""
+
+    DAMAGE = enum.auto()
+    """No crash explains it."""
+    NODE = enum.auto()
+    """The directory is a node's, where nothing tells which bytes were confirmed."""
+    ALWAYS = enum.auto()
+
+
+_DAMAGE, _NODE, _ALWAYS = Loss
+_CUT = _DAMAGE | _NODE
+_EVERYWHERE = dict.fromkeys(Place, _DAMAGE)
+
+LOSSES: dict[Kind, dict[Place, Loss]] = {
+    Kind.CHECKSUM: {Place.INDEX: _DAMAGE, Place.PAIR: _DAMAGE, Place.QUEUE: _DAMAGE},
+    Kind.CORRECTED: {},
+    Kind.RECORD: {Place.INDEX: _CUT, Place.PAIR: _DAMAGE, Place.QUEUE: _DAMAGE},
+    Kind.STEP: {},
+    Kind.TORN: {
+        **dict.fromkeys(Place, _NODE),
+        **dict.fromkeys((Place.INDEX, Place.PAIR, Place.QUEUE), _CUT),
+    },
+    Kind.ZEROS: {Place.INDEX: _CUT, Place.PAIR: _CUT, Place.QUEUE: _DAMAGE},
+    Kind.UNFINISHED: {Place.INDEX: _CUT},
+    Kind.ENTRY_WITHOUT_MESSAGE: dict.fromkeys(Place, _ALWAYS),
+    Kind.MESSAGE_WITHOUT_ENTRY: _EVERYWHERE | {Place.PAIR: _CUT},
+    Kind.REFCOUNT: _EVERYWHERE,
+    Kind.COUNT: _EVERYWHERE,
+    Kind.SIZE: {},
+    Kind.DUPLICATE_MSG_ID: _EVERYWHERE,
+    Kind.DUPLICATE_SEQ_ID: {Place.INDEX: _DAMAGE},
+    Kind.DUPLICATE_FILE: {},
+    Kind.GAP: _EVERYWHERE,
+    Kind.SEQ_RANGE: {Place.INDEX: _DAMAGE},
+    Kind.PERSISTENCE: {Place.PAIR: _DAMAGE},
+    Kind.NAME: {Place.QUEUE: _DAMAGE},
+    Kind.MISSING_FILE: {
+        **dict.fromkeys(Place, _CUT),
+        **dict.fromkeys((Place.RECORDS, Place.CONFIG, Place.NOTES), _NODE),
+    },
+    Kind.FOREIGN_FILE: {Place.INDEX: _DAMAGE, Place.PAIR: _DAMAGE, Place.QUEUE: _DAMAGE},
+    Kind.UNREADABLE: {place: _DAMAGE for place in Place if place is not Place.NOTES},
+    Kind.MISMATCH: {},
+    Kind.OPEN_TO_OTHERS: {},
+    Kind.CONFIG: {Place.CONFIG: _DAMAGE},
+}
+"""The one rule of :attr:`SaveReport.complete`: a row for each kind of finding. What is not lost:
+garbage, which no entry names, and messages that can be told from their checksums all the same."""
 
 
 @dataclass(slots=True)
@@ -149,28 +199,30 @@ class SaveReport:
 
 
 def loses(finding: Finding, *, of_node: bool = False) -> bool:
-    """Return whether something that ``finding`` names can't be in a copy of the store.
+    """Return whether something that ``finding`` names can't be in a copy of the store, by
+    :data:`LOSSES`. ``of_node``: the store is a RabbitMQ node's."""
+    loss = LOSSES[finding.kind].get(place_of(finding.path), Loss(0))
+    holds = Loss.ALWAYS
+    if finding.cause is Cause.DAMAGE:
+        holds |= Loss.DAMAGE
+    if of_node:
+        holds |= Loss.NODE
+    return bool(loss & holds)
 
-    A message that no entry names is garbage, and the store's own notes (snapshot, checksums,
-    seq_ids) are made anew, so damage there costs nothing. ``of_node``: it is a RabbitMQ node's.
-    """
-    name = os.path.basename(finding.path)
-    if finding.kind in _ALWAYS or (of_node and finding.kind in _CUT):
-        return True
-    if name in (layout.CONFIG, layout.MARKER) and finding.kind is Kind.CONFIG:
-        return finding.cause is Cause.DAMAGE  # the size of the segments is assumed
-    if name.endswith((INDEX_SUFFIX, STORE_SUFFIX)):
-        return finding.cause is Cause.DAMAGE and finding.kind not in _HARMLESS_IN_VERSION_2
-    if finding.cause is Cause.CRASH:
-        return False
-    if finding.kind in _ANYWHERE:
-        return True
-    if finding.kind is Kind.UNREADABLE:
-        return not name.endswith(SUMS_SUFFIX)
+
+def place_of(path: str) -> Place:
+    """Return which kind of file a path is of."""
+    name = os.path.basename(path)
     if name == journal_format.FILE_NAME or file_number(name) is not None:
-        return finding.kind not in _HARMLESS_IN_INDEX
-    # A queue's directory, its settings, its name.
+        return Place.INDEX
     if name in (layout.SETTINGS, layout.QUEUE_NAME):
-        return True
-    is_queue = finding.kind is Kind.MISSING_FILE and not name.endswith((".rdq", ".sum"))
-    return is_queue and not name.startswith("qindex.")
+        return Place.QUEUE
+    if name in (layout.CONFIG, layout.MARKER):
+        return Place.CONFIG
+    if name.endswith((INDEX_SUFFIX, STORE_SUFFIX)):
+        return Place.PAIR
+    if name.endswith((FileKind.RECORDS.value, FileKind.TAIL.value)):
+        return Place.RECORDS
+    if name.endswith(SUMS_SUFFIX) or name.startswith("qindex."):
+        return Place.NOTES
+    return Place.OTHER

@@ -332,10 +332,7 @@ class StoreCheck:
                 record = _read(self.fs, paths[int(files[at[row]])], (msg_id, *place))
                 sizes[row] = _body_size(record, msg_id)
             for row in np.flatnonzero((sizes >= 0) & (sizes != one.sizes[rows])).tolist():
-                entry = int(rows[row])
-                seq, stated = int(one.seqs[entry]), int(one.sizes[entry])
-                offset = int(one.offsets[entry])
-                found = size_finding(one.path, offset, seq, stated, int(sizes[row]))
+                found = size_finding(one, int(rows[row]), int(sizes[row]))
                 # Of an entry that a loss of power has left a part of, no checksum tells.
                 yield found if self.lost_is_damage(one) else replace(found, cause=Cause.CRASH)
 

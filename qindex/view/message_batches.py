@@ -159,7 +159,7 @@ class _Segment:
     def _stored(self, _source: Source, mine: I64) -> tuple[Data, I64, I64]:
         """Return the same of the message store. Those of RabbitMQ are read once, to be decoded."""
         view = self.wanted.view
-        if view.rules.repeats_are_damage:
+        if view.rules.of_node:
             return b"", np.zeros_like(mine), np.zeros_like(mine)
         ids = self.columns.ids[mine].view("V16").ravel().tolist()
         records = [view.stored_record(msg_id) for msg_id in ids]

@@ -7,7 +7,7 @@ and one segment file at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import time_ns
 from typing import Any
 
@@ -145,7 +145,7 @@ class QueueView:
     def versions(self) -> tuple[int, ...]:
         """Versions of RabbitMQ's queue files that there are, as the files tell."""
         first = self.pinned.segments or self.pinned.journal_size
-        if not self.rules.repeats_are_damage:
+        if not self.rules.of_node:
             return ()
         return (*((1,) if first else ()), *((2,) if self.pinned.pairs else ()))
 
@@ -232,8 +232,11 @@ class QueueView:
         if rules.redelivered:
             found.delivered |= np.isin(found.seqs, list(rules.redelivered))
         # Times that only a flipped bit explains.
-        wrong = (found.expiry > 0) & (found.expiry <= LONG_AGO) & (found.embedded == 0)
-        for at in np.flatnonzero(wrong).tolist():
+        wrong = np.flatnonzero((found.expiry > 0) & (found.expiry <= LONG_AGO))
+        if len(wrong):
+            # The checksum of a record of ours covers its expiry.
+            wrong = wrong[(found.embedded[wrong] == 0) | np.isin(wrong, _records_of_nodes(found))]
+        for at in wrong.tolist():
             self._find_entry(source, int(rows[at]), *EXPIRED_LONG_AGO)
         found.expiry[wrong] = 0
         return rows, found
@@ -246,8 +249,7 @@ class QueueView:
             return
         flat = np.frombuffer(found.data, np.uint8)
         records, embedded = found.payloads + PAYLOAD_SIZE, found.embedded
-        theirs = np.flatnonzero(embedded)
-        theirs = theirs[flat[records[theirs]] == _RABBITMQ_FIRST]
+        theirs = _records_of_nodes(found)
         # A record ends in the atom true or false: is_persistent.
         ends = flat[records[theirs] + embedded[theirs] - 2]
         said = ends != _LAST_BUT_ONE_OF_FALSE
@@ -286,18 +288,17 @@ class QueueView:
             columns.seqs[chosen].tolist(),
             columns.redelivered[chosen].tolist(),
             columns.persistent[chosen].tolist(),
+            columns.expiry[chosen].tolist(),
             columns.source_of[chosen].tolist(),
             columns.row_of[chosen].tolist(),
             strict=True,
         )
-        for seq, redelivered, persistent, which, at in table:
+        for seq, redelivered, persistent, expiry, which, at in table:
             source = columns.sources[which]
             entry = self.read_entry(source, at, seq)
             location = source.location
             if entry.stored:
                 location = "store"
-                if entry.expired_long_ago:
-                    entry = replace(entry, expiry=0)
                 stored = self._read_stored(entry, source.heads is not None)
                 if stored is None:
                     continue
@@ -312,7 +313,7 @@ class QueueView:
                 msg_id=entry.msg_id,
                 persistent=persistent,
                 redelivered=redelivered,
-                expiry=entry.expiry,
+                expiry=expiry,
                 key=said.key,
                 headers=said.headers,
                 properties=said.properties,
@@ -393,7 +394,18 @@ class QueueView:
             return []  # the queue was deleted
         return now.stored_ids()
 
-    def _find_entry(self, source: Source, at: int, what: str, consequence: str) -> None:
+    def _find_entry(
+        self, source: Source, at: int, what: str, consequence: str, kind: Kind = Kind.RECORD
+    ) -> None:
         offset = int(source.places_of(slice(at, at + 1))[0])
         length = source.head_size + PAYLOAD_SIZE
-        self._found[Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)] = None
+        damage = Finding(source.path, offset, length, Cause.DAMAGE, what, consequence, kind)
+        self._found[damage] = None
+
+
+def _records_of_nodes(found: Entries) -> I64:
+    """Return which entries embed a record of RabbitMQ's. Shape ``(n,)``."""
+    rows = np.flatnonzero(found.embedded)
+    firsts = np.frombuffer(found.data, np.uint8)[found.payloads[rows] + PAYLOAD_SIZE]
+    chosen: I64 = rows[firsts == _RABBITMQ_FIRST]
+    return chosen

@@ -109,7 +109,7 @@ class Vhost:
             delivered_known=terms is not None,
             next_seq=None if terms is None else terms.next_seq_id,
             recovers=terms is None,
-            repeats_are_damage=True,
+            of_node=True,
             redelivered=frozenset() if terms is None else terms.delivered,
             clean=clean,
             vouched=False,

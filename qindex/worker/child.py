@@ -160,6 +160,7 @@ def serve(pipe: Connection, handlers: Handlers | str, stacks: Connection, starte
     ``stacks``: holds the descriptor of the file that gets the stacks of all threads at each
     SIGUSR1. ``started``: shared memory that says which message of its batch is being handled.
     """
+    os.setpgid(0, 0)  # so that the programs that a handler starts can be killed with it
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The worker says when to end. Not SIG_IGN, which programs that a handler starts would inherit.

@@ -91,7 +91,7 @@ class InProcess:
             how = self._how_it_ended()
         except Exception as error:
             log.error("a process sent what can't be read: %r", error)
-            self._process.kill()
+            self._kill()
             self._how_it_ended()
             how = f"its process sent what can't be read: {type(error).__name__}"
         else:
@@ -146,7 +146,17 @@ class InProcess:
     def cut(self) -> None:
         """Kill the process."""
         if self._process is not None:
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill the process, and the programs that its handlers have started."""
+        if self._process.exitcode is None:
+            self._kill_group()
             self._process.kill()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the process."""
@@ -159,7 +169,7 @@ class InProcess:
                 return
             with suppress(EOFError, ConnectionError):
                 if not self._has_begun():
-                    self._process.kill()
+                    self._kill()
                 error = self._pipe.recv()
                 if error is not None:
                     self._end()
@@ -224,7 +234,7 @@ class InProcess:
         self._pipe.close()
         self._process.join(_END_WAIT)
         if self._process.exitcode is None:
-            self._process.kill()
+            self._kill()
             self._process.join()
 
     def _how_it_ended(self) -> str:
@@ -232,8 +242,9 @@ class InProcess:
         self._process.join(_END_WAIT)
         code = self._process.exitcode
         if code is None:
-            self._process.kill()
+            self._kill()
             return "its process closed its pipe"
+        self._kill_group()  # which has the process's number as long as a program is left
         if code < 0:
             return f"its process was killed by {_signal_name(-code)}"
         return f"its process ended with exit code {code}"
@@ -242,7 +253,7 @@ class InProcess:
         log.warning(
             "queue=%s seq_id=%d timed out:\n%s", delivery.queue_name, delivery.seq_id, self.stack()
         )
-        self._process.kill()
+        self._kill()
 
 
 def _signal_name(number: int) -> str:

@@ -35,6 +35,8 @@ def records(count: int, first: int = 0, kind: str = "basic") -> list[bytes]:
             found.append(encode_message(msg_id=msg_id, routing_keys=[b"q"], body=body))
             continue
         notes = {A("id"): msg_id, A("x"): b"", A("rk"): [b"q"], A("rts"): 1_700_000_000_000}
+        if kind == "transient":
+            notes[A("d")] = A("false")
         term = (A("mc"), A("mc_amqpl"), content(MODES, body), notes)
         found.append(b"\x83" + erl(term, kind == "wide"))
     return found

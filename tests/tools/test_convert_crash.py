@@ -110,7 +110,9 @@ def version2() -> Files:
     transient, and with what a clean stop leaves."""
     files = converted(version1(), 2)
     with TemporaryDirectory() as directory:
-        path = write(Path(directory), 0, ENTRIES, records(5, 900, "mc"))
+        messages = records(5, 900, "mc")
+        messages[2:3] = records(1, 902, "transient")
+        path = write(Path(directory), 0, ENTRIES, messages)
         index = path / "0.qi"
         data = bytearray(index.read_bytes())
         data[index_format.HEADER_SIZE + 2 * index_format.ENTRY_SIZE + 1] = 0

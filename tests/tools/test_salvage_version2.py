@@ -40,14 +40,16 @@ MORE = {
     ("17", "qr"): 3,
     ("18", "qr"): 3,
     ("22", "qr"): 3,
+    ("26", "qr"): 4,
     ("27", "qr"): 2,
 }
 LOST = {
-    "01": 1,
-    "02": 1,
-    "02b": 1,
-    "03": 1,
-    "05": 1,
+    "01": 2,
+    "02": 2,
+    "02b": 2,
+    "02c": 1,
+    "03": 2,
+    "05": 2,
     "07": 3,
     "08": 2,
     "09b": 4,
@@ -56,10 +58,12 @@ LOST = {
     "11": 1,
     "16": 1,
     "19": 1,
-    "22": 1,
+    "22": 2,
+    "25": 1,
     "27": 1,
 }
-"""Places that could not be saved, or that an acknowledgement in the last moments explains too."""
+"""Places that could not be saved, or that an acknowledgement in the last moments explains too.
+Where messages were saved though their index is lost, there may have been more."""
 UNNAMED = {"01": 1, "02": 1, "02b": 1, "03": 3, "05": 3, "22": 3}
 """Messages that were saved though their index is lost."""
 WITHOUT_MESSAGE = {"vh2_heavy_dirty": 63}

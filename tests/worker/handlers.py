@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -64,6 +65,15 @@ def handle(delivery: Any) -> None:
             pass
     elif what == "sleep":
         time.sleep(float(rest))
+    elif what == "start":
+        path, _, then = rest.partition(" ")
+        program = subprocess.Popen(["sleep", "600"])
+        with open(path, "w") as file:
+            file.write(f"{program.pid}\n")
+        KEPT.append(program)
+        while then == "hang":
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
     elif what == "hold":
         HELD.append(bytearray(int(rest)))
     elif what == "retry":

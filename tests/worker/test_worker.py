@@ -218,6 +218,18 @@ def test_a_timeout_ends_a_handler_and_its_slot_comes_back(
         assert cause == "the handler took longer than 0.5 s"
 
 
+@pytest.mark.parametrize("end", ["hang", "die"])
+def test_the_programs_that_a_handler_started_end_with_its_process(end: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with qindex.open(tmp_path / "data") as engine:
+        queue = engine.queue("q")
+        queue.publish(f"start {out} {end}".encode())
+        with running(queue, handlers.handle, processes=1, timeout=0.5, retries=0) as found:
+            wait_until(lambda: found.worker.figures.dead)
+    program = int(out.read_text())
+    wait_until(lambda: not os.path.exists(f"/proc/{program}/fd/0"))
+
+
 def test_one_that_kills_its_process_is_a_dead_letter_after_the_limit(
     engine: qindex.AnyEngine, tmp_path: Path
 ) -> None:

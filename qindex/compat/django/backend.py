@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.utils.crypto import get_random_string
 import qindex
 from qindex.compat.django.names import (
     BaseTaskBackend,
+    InvalidTask,
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -153,24 +155,22 @@ class QindexBackend(BaseTaskBackend):  # type: ignore[misc]
             errors=[],
             worker_ids=[],
         )
-        to_bytes(result)  # raises here, not at the commit, if it can't be stored
+        # What can't be stored raises here, not at the commit.
+        options = _options_of(result)
+        to_bytes(result)
         # Asked first: on_commit() would open a connection for a task outside of a transaction.
         if self._database and connections[self._database].in_atomic_block:
-            transaction.on_commit(partial(self._publish, result), using=self._database)
+            publish = partial(self._publish, result, options)
+            transaction.on_commit(publish, using=self._database)
         else:
-            self._publish(result)
+            self._publish(result, options)
         return result
 
-    def _publish(self, result: Any) -> None:
+    def _publish(self, result: Any, options: dict[str, Any]) -> None:
         """Publish a task and its first state, both or none."""
         change(result, enqueued_at=timezone.now())
-        store, task, state = self.store, result.task, to_bytes(result)
-        options: dict[str, Any] = {"key": result.id, "priority": level_of(task.priority)}
-        if task.run_after is not None:
-            delay = (_aware(task.run_after) - timezone.now()).total_seconds()
-            if delay > 0:
-                options["delay"] = delay
-        queue = store.queue(task.queue_name)
+        store, state = self.store, to_bytes(result)
+        queue = store.queue(result.task.queue_name)
         with store.engine.transaction() as tx:
             store.values.put_first(tx, result.id, state)
             tx.publish(queue, state, **options)
@@ -210,5 +210,14 @@ class QindexBackend(BaseTaskBackend):  # type: ignore[misc]
             )
 
 
-def _aware(time: Any) -> Any:
-    return time if timezone.is_aware(time) else timezone.make_aware(time)
+def _options_of(result: Any) -> dict[str, Any]:
+    """Return how the message of a task is published. Raises ``InvalidTask``."""
+    task = result.task
+    options: dict[str, Any] = {"key": result.id, "priority": level_of(task.priority)}
+    due = task.run_after
+    if due is not None:
+        if not isinstance(due, datetime):
+            raise InvalidTask(f"run_after must be a datetime, not {due!r}")
+        # Naive where USE_TZ is False: a time of the current zone.
+        options["at"] = due if timezone.is_aware(due) else timezone.make_aware(due)
+    return options

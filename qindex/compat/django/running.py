@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 from traceback import format_exception
@@ -25,7 +26,9 @@ from qindex.compat.django.names import (
 )
 from qindex.compat.django.states import change, failed_bytes, from_bytes, is_finished, to_bytes
 from qindex.queue.delivery import Delivery
-from qindex.worker import ProcessDiedError, TimedOutError
+from qindex.worker import HandlerError, ProcessDiedError, TimedOutError
+
+_log = logging.getLogger("qindex.compat")
 
 
 @functools.cache
@@ -45,13 +48,12 @@ def run(alias: str, delivery: Delivery) -> None:
         store.values.drop_kept(delivery.key)  # its worker was killed after the task was done
         return
     if delivery.delivery_count > store.attempts:
-        store.finish(delivery.key, failed_bytes(state, DIED, timezone.now()))
+        _fail(backend, delivery, HandlerError(DIED))
         return
     try:
         result = from_bytes(state)
     except Exception as error:
-        text = "".join(format_exception(error))
-        store.finish(delivery.key, failed_bytes(state, text, timezone.now()))
+        _fail(backend, delivery, error, "".join(format_exception(error)))
         return
     close_old_connections()
     try:
@@ -73,8 +75,7 @@ def _run(backend: QindexBackend, result: Any) -> None:
     task_started.send(sender=type(backend), task_result=result)
     context = (TaskContext(task_result=result),) if task.takes_context else ()
     try:
-        value = task.call(*context, *result.args, **result.kwargs)
-        change(result, status=TaskResultStatus.SUCCESSFUL, _return_value=_as_json(value))
+        value = _as_json(task.call(*context, *result.args, **result.kwargs))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -83,6 +84,13 @@ def _run(backend: QindexBackend, result: Any) -> None:
         trace = "".join(format_exception(error))
         result.errors.append(TaskError(exception_class_path=path, traceback=trace))
         change(result, status=TaskResultStatus.FAILED)
+        _finish(backend, result)  # here, because Django's receiver logs the current exception
+    else:
+        change(result, status=TaskResultStatus.SUCCESSFUL, _return_value=value)
+        _finish(backend, result)
+
+
+def _finish(backend: QindexBackend, result: Any) -> None:
     change(result, finished_at=timezone.now())
     backend.store.finish(result.id, to_bytes(result))
     task_finished.send(type(backend), task_result=result)
@@ -90,26 +98,41 @@ def _run(backend: QindexBackend, result: Any) -> None:
 
 def give_up(alias: str, delivery: Delivery, error: BaseException) -> None:
     """Store that a task has failed whose process was killed, too often or for its time limit."""
-    store: Store = task_backends[alias].store
-    last = isinstance(error, ProcessDiedError) and delivery.delivery_count >= store.attempts
+    backend = task_backends[alias]
+    last = isinstance(error, ProcessDiedError) and delivery.delivery_count >= backend.store.attempts
     if last or isinstance(error, TimedOutError):
-        _fail(store, delivery, DIED if last else str(error))
+        _fail(backend, delivery, error, DIED if last else None)
         delivery.ack()
 
 
 def bury(alias: str, delivery: Delivery) -> None:
     """Store that a task has failed which is a dead letter."""
     deaths = (delivery.headers or {}).get("x-death") or [{}]
-    _fail(task_backends[alias].store, delivery, deaths[0].get("cause") or DIED)
+    _fail(task_backends[alias], delivery, HandlerError(deaths[0].get("cause") or DIED))
 
 
-def _fail(store: Store, delivery: Delivery, error: str) -> None:
+def _fail(
+    backend: QindexBackend, delivery: Delivery, error: BaseException, text: str | None = None
+) -> None:
+    """Store and tell that a task has failed outside of its function, unless it is finished.
+    ``text``: what its result says, by default that of the error."""
+    store: Store = backend.store
     assert delivery.key is not None
     state = store.values.get(delivery.key) or delivery.body
     if is_finished(state):
         store.values.drop_kept(delivery.key)
-    else:
-        store.finish(delivery.key, failed_bytes(state, error, timezone.now()))
+        return
+    state = failed_bytes(state, text or str(error), timezone.now())
+    store.finish(delivery.key, state)
+    try:
+        result = from_bytes(state)
+    except Exception:
+        _log.exception("task %s has failed, and is not known here", delivery.key)
+        return
+    try:
+        raise error
+    except type(error):  # Django's receiver logs the current exception
+        task_finished.send(type(backend), task_result=result)
 
 
 def _as_json(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
+from amqp.exceptions import error_for_code
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
 from kombu.transport import base, virtual
@@ -52,6 +53,7 @@ class Channel(virtual.Channel):
         self.callbacks: dict[str, Callable[[Delivery], Any]] = {}
         self.getter: Getter | None = None
         self.closed: bool = False
+        self.events: dict[str, set[Callable[..., Any]]] = {"basic_return": set()}
         super().__init__(connection, **kwargs)
 
     # -- exchanges ------------------------------------------------------------------------------
@@ -217,24 +219,49 @@ class Channel(virtual.Channel):
     # -- publishing -----------------------------------------------------------------------------
 
     def basic_publish(
-        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+        self,
+        message: dict[str, Any],
+        exchange: str,
+        routing_key: str,
+        mandatory: bool = False,
+        **kwargs: Any,
     ) -> None:
-        """Publish a message to each queue that it is routed to."""
+        """Publish a message to each queue that it is routed to. A ``mandatory`` one is returned if
+        there is none."""
         connection = self.connection
         connection.sweep_in_time()
         exchange, routing_key = exchange or "", routing_key or ""
         body, options = options_of(message, exchange, routing_key)
-        if exchange:
-            for name in self._lookup(exchange, routing_key):
-                if name == self.deadletter_queue:
-                    connection.call(name, lambda handle: handle.publish(body, **options))
-                else:
-                    connection.publish_if_there(name, body, options)
-        elif _is_reply(message):
-            # Whoever asked may have gone, with the queue.
-            connection.publish_if_there(routing_key, body, options)
-        else:
-            connection.call(routing_key, lambda handle: handle.publish(body, **options))
+        names = self._lookup(exchange, routing_key) if exchange else [routing_key]
+        routed = False
+        for name in names:
+            # A binding may be stale, and whoever asked for a reply may have gone with its queue.
+            is_made = name == self.deadletter_queue
+            if not exchange:
+                is_made = not (mandatory or _is_reply(message))
+            if is_made:
+                connection.call(name, lambda handle: handle.publish(body, **options))
+                routed = True
+            else:
+                routed |= connection.publish_if_there(name, body, options)
+        if mandatory and not routed:
+            self._return(message, exchange, routing_key)
+
+    def _return(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        error = error_for_code(312, "NO_ROUTE", (60, 50), ChannelError)
+        callbacks = self.events["basic_return"]
+        if not callbacks:
+            _log.warning(
+                "a mandatory message was dropped: no queue is bound to exchange %r for %r",
+                exchange,
+                routing_key,
+            )
+        info = {"exchange": exchange, "routing_key": routing_key}
+        properties = {**message["properties"], "delivery_tag": uuid(), "delivery_info": info}
+        properties.pop("body_encoding", None)
+        for callback in list(callbacks):
+            returned = self.Message({**message, "properties": properties}, channel=self)
+            callback(error, exchange, routing_key, returned)
 
     # -- consuming ------------------------------------------------------------------------------
 

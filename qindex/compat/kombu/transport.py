@@ -221,21 +221,23 @@ class Transport(virtual.Transport):
             self._forget(name)
             return work(self.handle(name))
 
-    def publish_if_there(self, name: str, body: bytes, options: Any) -> None:
-        """Publish to a queue, unless it was deleted: then its bindings go."""
+    def publish_if_there(self, name: str, body: bytes, options: Any) -> bool:
+        """Publish to a queue, unless it was deleted: then its bindings go. Return whether it is
+        there."""
         if name not in self._handles and name not in self.engine.queue_names():
             self.topology.forget_queue(name)
-            return
+            return False
         try:
             self.handle(name).publish(body, **options)
         except ClosedError:
             if self.engine.closed:
                 raise
             self._forget(name)
-            if name in self.engine.queue_names():
-                self.handle(name).publish(body, **options)  # deleted, and declared again
-            else:
+            if name not in self.engine.queue_names():
                 self.topology.forget_queue(name)
+                return False
+            self.handle(name).publish(body, **options)  # deleted, and declared again
+        return True
 
     def _forget(self, name: str) -> None:
         self._handles.pop(name, None)

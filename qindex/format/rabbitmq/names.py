@@ -69,6 +69,11 @@ def format_queue_name(
     return name + (_VERSION_2 if version == 2 else b"") + b"\n"
 
 
+def names_version_2(raw: bytes) -> bool:
+    """Return whether a ``.queue_name`` says that the queue has files of version 2."""
+    return raw.endswith(_VERSION_2 + b"\n")
+
+
 def parse_queue_name(raw: bytes, directory: str) -> QueueName:
     """Read a ``.queue_name`` found in the directory of that name.
 

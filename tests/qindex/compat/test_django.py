@@ -43,7 +43,7 @@ from django.db import transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
-from qindex.compat.django import QindexBackend
+from qindex.compat.django import QindexBackend, running
 from qindex.compat.django.backend import close_stores
 from qindex.compat.django.names import (
     InvalidTask,
@@ -54,6 +54,7 @@ from qindex.compat.django.names import (
     task_finished,
     task_started,
 )
+from qindex.worker import TimedOutError
 from tests.qindex.compat import django_jobs as jobs
 
 ROOT = Path(__file__).parents[3]
@@ -162,6 +163,47 @@ def test_priorities_queues_and_times() -> None:
     late.refresh()
     assert late.started_at >= soon
     assert (late.task.run_after, late.task.priority) == (soon, 0)
+
+
+@pytest.mark.usefixtures("configure")
+@pytest.mark.parametrize("zone", [None, datetime.UTC])
+def test_a_time_without_time_zones(zone: datetime.tzinfo | None) -> None:
+    with override_settings(USE_TZ=False):
+        when = datetime.datetime.now(zone) + datetime.timedelta(hours=1)
+        with transaction.atomic():
+            later = jobs.note.using(run_after=when).enqueue(1)
+        assert status_of(later) == READY
+        past = when - datetime.timedelta(hours=2)
+        due = jobs.note.using(run_after=past).enqueue(2)
+        work()
+        due.refresh()
+        assert (due.status, due.task.run_after) == (SUCCESSFUL, past)
+    assert jobs.RAN == [2]
+    queue = task_backends["default"].store.queue("default")
+    assert queue.stats().delayed == 1
+
+
+@pytest.mark.usefixtures("configure")
+def test_a_time_that_is_none_is_refused_before_the_commit() -> None:
+    with override_settings(USE_TZ=False), transaction.atomic():
+        task = jobs.note.using(run_after="tomorrow")
+        with pytest.raises(InvalidTask, match="run_after must be a datetime"):
+            task.enqueue(1)
+
+
+@pytest.mark.usefixtures("configure")
+def test_failures_are_logged_with_their_cause(caplog: pytest.LogCaptureFixture) -> None:
+    """Django's receiver of the signal logs the current exception."""
+    backend = task_backends["default"]
+    jobs.fail.enqueue("no such customer")
+    work()
+    assert "ValueError: no such customer" in caplog.text
+    killed = jobs.note.enqueue(1)
+    delivery = backend.store.queue("default").get()
+    running.give_up("default", delivery, TimedOutError("killed after 2 s"))
+    assert status_of(killed) == FAILED
+    assert f"Task id={killed.id}" in caplog.text
+    assert "killed after 2 s" in caplog.text
 
 
 @pytest.mark.usefixtures("configure")
@@ -349,27 +391,27 @@ def test_a_task_whose_worker_is_killed_runs_again(kind: tuple[object, ...], tmp_
     name.touch()
     with qindex.open(data, shared=True), override_settings(TASKS=settings_of(data, "django")):
         result = jobs.hold.enqueue(str(name))
-        running = worker(*kind, TASKS_DIRECTORY=data)
+        process = worker(*kind, TASKS_DIRECTORY=data)
         try:
             wait_until(runs.exists)
             result.refresh()
             assert result.status == RUNNING
-            kill(running)
+            kill(process)
             wait_until(lambda: status_of(result) == READY)
-            running = worker(*kind, "--grace", 0.1, TASKS_DIRECTORY=data)
+            process = worker(*kind, "--grace", 0.1, TASKS_DIRECTORY=data)
             wait_until(lambda: runs.read_text().count("run") == 2)
-            running.terminate()  # the task gets no longer than --grace
-            assert running.wait(WAIT) == 0
+            process.terminate()  # the task gets no longer than --grace
+            assert process.wait(WAIT) == 0
             assert status_of(result) == READY
             name.unlink()
-            running = worker(*kind, TASKS_DIRECTORY=data)
+            process = worker(*kind, TASKS_DIRECTORY=data)
             wait_until(lambda: status_of(result) == SUCCESSFUL)
             # The run which SIGTERM ended does not count against max_attempts, which is 2.
             assert (result.return_value, result.attempts) == ("held", 3)
-            running.terminate()
-            assert running.wait(WAIT) == 0
+            process.terminate()
+            assert process.wait(WAIT) == 0
         finally:
-            kill(running)
+            kill(process)
             close_stores()
     end_store(data)
 
@@ -403,12 +445,12 @@ def test_a_task_that_takes_too_long_has_failed(tmp_path: Path) -> None:
     name.touch()
     with qindex.open(data, shared=True), override_settings(TASKS=settings_of(data, "django")):
         results = [jobs.hold.enqueue(str(name)), jobs.note.enqueue("next")]
-        running = worker("--processes", 1, "--timeout", 2, TASKS_DIRECTORY=data)
+        process = worker("--processes", 1, "--timeout", 2, TASKS_DIRECTORY=data)
         try:
             wait_until(lambda: status_of(results[1]) == SUCCESSFUL)
             assert status_of(results[0]) == FAILED
             assert results[0].attempts == 1
         finally:
-            kill(running)
+            kill(process)
             close_stores()
     end_store(data)

@@ -236,6 +236,25 @@ def test_a_tick_of_a_periodic_task_is_enqueued_once(make: Callable[..., QindexHu
     assert len(consumers[0]) == 0
 
 
+def test_a_minute_that_the_clock_shows_again(
+    make: Callable[..., QindexHuey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where clocks are put back by an hour, its tasks run in both hours."""
+    monkeypatch.setattr("qindex.compat.huey._TICK_WINDOW", 0.4)  # that hour
+    huey = make(utc=False)
+
+    @huey.periodic_task(crontab())
+    def pulse() -> None:
+        """Nothing."""
+
+    for _hour in range(2):
+        for task in huey.read_periodic(datetime.datetime(2026, 10, 25, 2, 30)):
+            huey.enqueue(task)
+        assert run_next(huey) is None
+        time.sleep(0.3)  # three quarters of it: the times of ticks differ by some seconds
+    assert huey.storage.tasks.stats().published == 2
+
+
 def test_flush_and_what_is_pending(huey: QindexHuey) -> None:
     @huey.task()
     def work(number: int) -> int:
@@ -336,6 +355,29 @@ def test_a_lock_goes_with_its_process(make: Callable[..., QindexHuey]) -> None:
     with one.lock_task("brief", ttl=0.2):
         wait_until(lambda: not other.is_locked("brief"))
     assert len(other.storage.store.engine.queue(f"{other.name}.locks")) == 0
+
+
+def test_a_late_release_does_not_free_another_s_lock(make: Callable[..., QindexHuey]) -> None:
+    huey = make()
+    lock = huey.lock_task("import", ttl=0.2)
+    late = threading.Event()
+
+    def slow() -> None:
+        with lock:
+            late.wait(WAIT)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    wait_until(lambda: huey.is_locked("import"))
+    wait_until(lambda: not huey.is_locked("import"))
+    successor = huey.lock_task("import", ttl=WAIT)
+    successor.acquire()
+    late.set()
+    thread.join(WAIT)
+    assert huey.is_locked("import")
+    assert huey.lock_task("import").release()  # by its name, as in huey
+    assert not successor.release()
+    assert not huey.is_locked("import")
 
 
 # -- consumers that are killed ------------------------------------------------------------------

@@ -83,6 +83,27 @@ def name() -> str:
     return f"queue-{uuid.uuid4().hex[:8]}"
 
 
+@pytest.mark.parametrize("exchange", ["", "orders"])
+def test_a_mandatory_message_without_a_queue_is_returned(
+    mine: Any, name: str, exchange: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    returned = []
+    channel = mine.channel()
+    to = Exchange(exchange and f"{exchange}-{name}", type="direct")
+    producer = Producer(channel, to, on_return=lambda *one: returned.append(one))
+    producer.publish({"n": 1}, routing_key=name, mandatory=True)
+    [(error, where, key, message)] = returned
+    assert (error.reply_code, error.reply_text) == (312, "NO_ROUTE")
+    assert (where, key, message.payload) == (to.name, name, {"n": 1})
+    queue_there = Queue(name, to, routing_key=name)(channel)
+    queue_there.declare()
+    producer.publish({"n": 2}, routing_key=name, mandatory=True)
+    assert queue_there.get(no_ack=True).payload == {"n": 2}
+    assert len(returned) == 1
+    Producer(mine.channel(), to).publish("x", routing_key=f"not-{name}", mandatory=True)
+    assert f"for 'not-{name}'" in caplog.text
+
+
 class Received:
     """A consumer that keeps what it is given."""
 
