@@ -515,6 +515,8 @@ class Loop:
         if batched:
             for other, out in batched.items():
                 self._send_now(other, out)
+                if other.consumer is not None and other.consumer.is_cut and not other.unsent:
+                    self._safely(other, other.consumer.retry)
 
     def _go_on(self, conn: Connection) -> None:
         """Handle requests that were put off, as something has come to its end, or read on."""
