@@ -117,7 +117,7 @@ class Server(Loop):
                 raise DisconnectedError("the session has ended")
         self.linger_until = None
         conn.session = session
-        self.forget_timer(conn.timer)
+        self.timers.forget(conn.timer)
         conn.most = self.most
         self._members[session].add(conn)
         return self.frame(
