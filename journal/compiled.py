@@ -60,6 +60,8 @@ MODULES = (
     "qindex.engine.transactions",
     "qindex.server.protocol",
     "qindex.server.sessions",
+    "qindex.server.flow",
+    "qindex.server.limits",
     "qindex.server.loop",
     "qindex.server.server",
     "qindex.client.link",

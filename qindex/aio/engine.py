@@ -382,6 +382,7 @@ def open(directory: PathLike, *, shared: bool = False, **options: Any) -> _Openi
 
     Args:
         directory: The store's directory, made if there is none.
+        shared: Let other processes have it open as well, each with ``shared=True``.
         options: The keyword arguments of :func:`qindex.open`, except ``read_only``: a reader never
             waits, so use the plain one.
 

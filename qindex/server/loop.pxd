@@ -23,9 +23,9 @@ cdef class Connection:
 cdef class Loop:
     cdef object __weakref__
     cdef public dict handlers, connections, to_sync
-    cdef public object directory, _timers, epoll, linger, linger_until, rung, finished, syncs, syncer, pool
+    cdef public object directory, timers, epoll, linger, linger_until, rung, finished, syncs, syncer, pool
     cdef public object _listener, _group, _uid, _thread
-    cdef public Py_ssize_t most, most_connections, _timer_count, _notes
+    cdef public Py_ssize_t most, most_connections, _notes
     cdef public int event, signalled, _spare
     cdef public list renewed
     cdef public bint _ended

@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from time import monotonic
 from typing import Any, Protocol, cast
-
-from sortedcontainers import SortedDict
 
 from journal.errors import StorageError, StoreError, UsageError
 from qindex.queue.state import QueueState
@@ -36,6 +35,7 @@ from qindex.server import protocol as wire
 from qindex.server.flow import MOST_OWED, MOST_UNDER_WAY, Flow
 from qindex.server.limits import check
 from qindex.server.sessions import Served, Session
+from qindex.server.timers import Timer, Timers
 
 _log = logging.getLogger("qindex.server")
 
@@ -61,10 +61,6 @@ Reply = bytes | None
 """``None``: there is none; of an attempt: it has to be tried again."""
 LATER = b""
 """The reply to a request that is answered elsewhere: it is sent already, or on its way."""
-
-
-Timer = tuple[float, int]
-"""When a timer is due, by :func:`time.monotonic`, and its number."""
 
 
 class Rung(Protocol):
@@ -173,7 +169,7 @@ class Waiting:
     def leave(self, *, used: bool) -> None:
         """Wait no longer. A ring that it had no use for goes to the next one."""
         self.is_over = True
-        self.server.forget_timer(self.timer)
+        self.server.timers.forget(self.timer)
         # A bell may keep this object. It must not keep the published messages as well.
         self.attempt = self.expire = _over
         for state, bell in self.bells:
@@ -226,8 +222,7 @@ class Loop:
         # A descriptor that is readable once a signal has come, which ends the loop; -1 for none.
         self.signalled: int = -1
         self.connections: dict[int, Connection] = {}
-        self._timers: SortedDict[Timer, tuple[Connection | None, Callable[[], None]]] = SortedDict()
-        self._timer_count = 0
+        self.timers: Timers[Connection | None] = Timers()
         self.most_connections: int = _most_connections()
         self._spare: int = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.linger_until: float | None = None
@@ -275,15 +270,15 @@ class Loop:
         while not self._ended:
             for fd, events in poll(self._time_to_wait()):
                 conn = connections.get(fd)
-                if conn is None:
-                    if fd == listening:
-                        self._accept()
-                    elif fd == event:
-                        os.eventfd_read(event)
-                    elif fd == self.signalled:
-                        self._ended = True
-                    continue
                 try:
+                    if conn is None:
+                        if fd == listening:
+                            self._accept()
+                        elif fd == event:
+                            os.eventfd_read(event)
+                        elif fd == self.signalled:
+                            self._ended = True
+                        continue
                     if events & _READABLE:
                         self._read(conn)
                     if events & select.EPOLLOUT and not conn.is_closed:
@@ -297,8 +292,8 @@ class Loop:
                 self.renewed.clear()
                 self._retry_rung()
             if self.to_sync:
-                self.hand_over()
-            if self._timers or self.linger_until is not None:
+                self._safely(None, self.hand_over)
+            if self.linger_until is not None or self.timers.first < inf:
                 self._look_at_the_clock()
 
     def _retry_rung(self) -> None:
@@ -322,31 +317,18 @@ class Loop:
                 self._close(conn)
 
     def _time_to_wait(self) -> float | None:
-        ends = self.linger_until
-        if self._timers:
-            first: Timer = self._timers.peekitem(0)[0]
-            if ends is None or first[0] < ends:
-                ends = first[0]
+        ends = self.timers.first
+        if self.linger_until is not None:
+            ends = min(ends, self.linger_until)
         # epoll counts whole milliseconds. The extra one makes sure that it does not end early.
-        return None if ends is None else min(max(ends - monotonic(), 0), _LONGEST_SLEEP) + 0.001
+        return None if ends == inf else min(max(ends - monotonic(), 0), _LONGEST_SLEEP) + 0.001
 
     def _look_at_the_clock(self) -> None:
         now = monotonic()
-        while self._timers and self._timers.peekitem(0)[0][0] <= now:
-            self._safely(*self._timers.popitem(0)[1])
+        for conn, call in self.timers.due(now):
+            self._safely(conn, call)
         if self.linger_until is not None and now >= self.linger_until:
             self._ended = True
-
-    def _at(self, deadline: float, conn: Connection | None, call: Callable[[], None]) -> Timer:
-        self._timer_count += 1
-        timer = deadline, self._timer_count
-        self._timers[timer] = conn, call
-        return timer
-
-    def forget_timer(self, timer: Timer | None) -> None:
-        """Take a timer back, if it is not over."""
-        if timer is not None:
-            self._timers.pop(timer, None)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -363,7 +345,7 @@ class Loop:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     self._note("no more connections: %s", error)
                     self.epoll.modify(self._listener.fileno(), 0)
-                    self._at(monotonic() + 0.5, None, self._listen_again)
+                    self.timers.add(monotonic() + 0.5, None, self._listen_again)
                     return
                 continue
             sock.setblocking(False)
@@ -374,10 +356,10 @@ class Loop:
                 self._refuse_one_too_many(sock)
                 continue
             conn = Connection(sock)
-            self.connections[conn.fd] = conn
             self.epoll.register(conn.fd, select.EPOLLIN)
+            self.connections[conn.fd] = conn
             silent = partial(self._refuse_silent, conn)
-            conn.timer = self._at(monotonic() + _HELLO_TIME, conn, silent)
+            conn.timer = self.timers.add(monotonic() + _HELLO_TIME, conn, silent)
 
     def _refuse_with_spare(self) -> bool:
         """Answer a connection for which only the spare descriptor is left. False without one."""
@@ -515,6 +497,8 @@ class Loop:
         if batched:
             for other, out in batched.items():
                 self._send_now(other, out)
+                if other.consumer is not None and other.consumer.is_cut and not other.unsent:
+                    self._safely(other, other.consumer.retry)
 
     def _go_on(self, conn: Connection) -> None:
         """Handle requests that were put off, as something has come to its end, or read on."""
@@ -629,7 +613,7 @@ class Loop:
         for waiting in list(conn.waiting.values()):
             waiting.leave(used=False)
         conn.waiting.clear()
-        self.forget_timer(conn.timer)
+        self.timers.forget(conn.timer)
         conn.unread, conn.unsent, conn.parts = bytearray(), deque(), []
         if conn.consumer is not None:
             conn.consumer.leave()
@@ -692,7 +676,7 @@ class Loop:
             return reply
         conn.waiting[number] = waiting
         if deadline is not None:
-            waiting.timer = self._at(deadline, conn, partial(self._expire, waiting))
+            waiting.timer = self.timers.add(deadline, conn, partial(self._expire, waiting))
         return LATER
 
     def _expire(self, waiting: Waiting) -> None:
@@ -726,10 +710,11 @@ class Loop:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(_THREADS, "qindex-server")
 
-        conn.flow.under_way += 1
         # No function within this one: compiled, it would be in a cycle that keeps large bodies.
         answer = partial(self._answer_call, conn, number, done, refused)
-        self.pool.submit(call).add_done_callback(partial(self._call_ended, conn, answer))
+        future = self.pool.submit(call)
+        conn.flow.under_way += 1
+        future.add_done_callback(partial(self._call_ended, conn, answer))
         return LATER
 
     def _call_ended(

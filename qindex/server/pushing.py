@@ -17,9 +17,10 @@ _MOST_PUSHED = 512
 
 
 class Consumer:
-    """Push to one connection, as long as there are messages and credit."""
+    """Push to one connection, as long as there are messages and credit. ``is_cut``: the connection
+    has too much to take."""
 
-    __slots__ = ("conn", "credit", "is_over", "last_tag", "listens", "server")
+    __slots__ = ("conn", "credit", "is_cut", "is_over", "last_tag", "listens", "server")
 
     def __init__(self, server: Loop, conn: Connection, credit: Credit) -> None:
         self.server: Loop = server
@@ -27,6 +28,7 @@ class Consumer:
         self.credit: Credit = credit
         self.listens: bool = False
         self.is_over: bool = False
+        self.is_cut: bool = False
         self.last_tag: int = 0
 
     def ring(self) -> bool:
@@ -56,6 +58,7 @@ class Consumer:
             self.server.send(self.conn, self.server.error(0, error))
 
     def _pump(self) -> None:
+        self.is_cut = False
         while not self.is_over and self.conn.flow.owed < MOST_OWED:
             most = self.credit.room()
             if most <= 0:
@@ -67,6 +70,7 @@ class Consumer:
                 with state.lock, state:
                     state.arrived.listen(self.ring)
                 self.listens = True
+        self.is_cut = True
 
     def _push(self, most: int) -> bool:
         """Send messages, up to ``most``; false when there are none."""

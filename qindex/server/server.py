@@ -117,7 +117,7 @@ class Server(Loop):
                 raise DisconnectedError("the session has ended")
         self.linger_until = None
         conn.session = session
-        self.forget_timer(conn.timer)
+        self.timers.forget(conn.timer)
         conn.most = self.most
         self._members[session].add(conn)
         return self.frame(
@@ -133,14 +133,15 @@ class Server(Loop):
     def _bye(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         session = conn.session
         session.has_said_bye = True
+        closed = ClosedError(f"{self.engine.directory}: the engine is closed")
         for member in list(self._members[session]):
             for waiting in list(member.waiting.values()):
                 waiting.leave(used=False)
-                closed = ClosedError(f"{self.engine.directory}: the engine is closed")
                 self.send(member, self.error(waiting.number, closed))
             member.waiting.clear()
             if member.consumer is not None:
                 member.consumer.leave()
+                self.send(member, self.error(0, closed))
         session.take_back(list(session._held))
         return self.frame(number, wire.DONE)
 

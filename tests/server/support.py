@@ -58,10 +58,12 @@ def end_in_order(process: subprocess.Popen[Any]) -> None:
     assert process.wait(WAIT) == 0, process.args
 
 
-def serve(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Run `qindex serve` in another process; return when it serves."""
+def serve(directory: Path, *arguments: str, before: str = "true") -> subprocess.Popen[str]:
+    """Run `qindex serve` in another process; return when it serves. ``before``: what a shell does
+    first."""
     command = [sys.executable, "-P", "-m", "qindex.cli", "serve", str(directory), *arguments]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+    shell = ["sh", "-c", f'{before} && exec "$0" "$@"', *command]
+    server = subprocess.Popen(shell, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
     assert server.stdout is not None
     assert server.stdout.readline().startswith("serving")
     return server

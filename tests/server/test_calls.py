@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import qindex
+from qindex.client.link import Link
+from qindex.server import protocol as wire
 from tests.effort import by_tier
-from tests.server.support import WAIT, server_pid
+from tests.server.support import WAIT, end_store, server_pid
 
 MIB = 1 << 20
 
@@ -303,3 +305,66 @@ def test_a_lease_in_consume_begins_as_the_message_is_handed_out(tmp_path: Path) 
         assert (second.body, second.redelivered) == (b"late", True)
         with pytest.raises(qindex.LeaseExpiredError):
             first.ack()
+
+
+@pytest.mark.interpreted
+def test_a_delivery_is_of_the_session_that_it_came_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another thread has found another server before the call returns."""
+    exchange = Link.exchange
+
+    def exchange_late(self: Link, request: Any, number: Any = None) -> Any:
+        reply = exchange(self, request, number)
+        if request[1] in (wire.GET, wire.GET_MANY):
+            queue.at = (self.generation + 1, 99)
+        return reply
+
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"1", b"2", b"3"])
+        generation = queue.at[0]
+        monkeypatch.setattr(Link, "exchange", exchange_late)
+        for taken in (queue.get(), queue.get(lease=100), queue.get_many(1)[0]):
+            owner: Any = taken._queue
+            assert owner.generation == generation
+
+
+def test_the_close_of_an_engine_ends_its_consumers(tmp_path: Path) -> None:
+    said: list[qindex.StoreError] = []
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        consumer = engine.queue("q").consume(timeout=float("inf"))
+
+        def wait() -> None:
+            try:
+                next(consumer)
+            except qindex.StoreError as error:
+                said.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        deadline = time.monotonic() + WAIT
+        while not consumer._is_waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    waiting.join(WAIT)
+    assert isinstance(said[0], qindex.ClosedError)
+
+
+def test_a_long_wait_is_not_cut(tmp_path: Path) -> None:
+    """The system counts the milliseconds of a wait in 31 bits."""
+    with qindex.open(tmp_path, shared=True, linger=3_000_000) as engine:
+        queue = engine.queue("q")
+        for seconds in (30 * 86_400, 1e9, float("inf")):
+            messages = queue.consume(timeout=seconds)
+            timer = threading.Timer(0.1, queue.publish, [b"late"])
+            timer.start()
+            next(messages).ack()
+            messages.stop()
+            timer = threading.Timer(0.1, queue.publish, [b"late"])
+            timer.start()
+            late = queue.get(seconds)
+            assert late is not None
+            late.ack()
+            timer.join()
+    end_store(tmp_path)

@@ -152,3 +152,26 @@ def test_workers_that_uwsgi_forks_share_a_store(tmp_path: Path) -> None:
         assert bodies == [b"of the master", *(pid for _, pid in answers)]
         os.kill(server_pid(data), signal.SIGTERM)
     end_server(data)
+
+
+def test_a_connection_too_many_gets_an_error(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serve(data, before="ulimit -n 160") as server:
+        try:
+            with qindex.open(data, shared=True) as engine:
+                queue = engine.queue("q")
+                others: list[qindex.SharedEngine] = []
+                with pytest.raises(qindex.StorageError, match="connections, and takes no more"):
+                    others.extend(qindex.open(data, shared=True) for _ in range(160))
+                assert len(others) > 20
+                # Files of the store have descriptors left.
+                for at in range(5):
+                    engine.queue(f"more {at}").publish(b"x")
+                assert queue.publish(b"x") == 0
+                for one in others:
+                    one.close()
+                with qindex.open(data, shared=True) as again:
+                    assert again.queue("q").publish(b"y") == 1
+        finally:
+            server.terminate()
+            assert server.wait(WAIT) == 0

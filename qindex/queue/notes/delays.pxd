@@ -7,10 +7,10 @@ from qindex.index.queue_index cimport QueueIndex
 
 cdef class DueTimes:
     cdef object __weakref__
-    cdef public object _state, _file
-    cdef public list _waiting, _due, _unnoted
-    cdef public set _gone, _noted
-    cdef public int64_t _now, _alarm_at
+    cdef public object _state, _file, _waiting, _due
+    cdef public list _unnoted
+    cdef public set _noted
+    cdef public int64_t _alarm_at
     cdef QueueIndex _index
 
     cpdef int hold(self, Py_ssize_t seq, int64_t due) except -1

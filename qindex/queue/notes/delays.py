@@ -15,13 +15,13 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from heapq import heapify, heappop, heappush
 from random import random
 from time import monotonic
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
+from sortedcontainers import SortedList
 
 from journal.errors import StorageError, StoreError, UsageError
 from journal.locks.patience import PatientLock
@@ -132,30 +132,24 @@ class DueTimes:
     def __init__(self, state: Delaying) -> None:
         self._state = state
         self._index: QueueIndex = state.index
-        # Heaps of keys. One whose message is gone stays until its time.
-        self._waiting: list[int] = []
-        self._due: list[int] = []
-        # Messages that are gone, and have a key in _waiting.
-        self._gone: set[int] = set()
+        # Keys, in order.
+        self._waiting: SortedList[int] = SortedList()
+        self._due: SortedList[int] = SortedList()
         # Published with a delay, and not yet in the file.
         self._unnoted: list[int] = []
         # Messages that have a later due time in the file.
         self._noted: set[int] = set()
-        self._now = 0
         self._alarm_at = 0
         lost = "a message that was given back with a delay may be due at once"
         self._file = NotesFile(state.index, DUE_FILE, "due times", lost)
 
     def __len__(self) -> int:
         """Messages that are not due yet."""
-        return len(self._waiting) - len(self._gone)
+        return len(self._waiting)
 
     def next_due(self) -> int | None:
         """Return when the next message is due, in microseconds since 1970, or None."""
-        waiting = self._waiting
-        while waiting and waiting[0] & SEQ in self._gone:
-            self._gone.remove(heappop(waiting) & SEQ)
-        return waiting[0] >> SHIFT if waiting else None
+        return self._waiting[0] >> SHIFT if self._waiting else None
 
     def _is_held(self, seq: int) -> bool:
         with suppress(StoreError):
@@ -172,7 +166,7 @@ class DueTimes:
         """Delay an entry that came back, or of which the file says nothing; return its key."""
         self._index.hold(seq)
         key = make_key(due, seq)
-        heappush(self._waiting, key)
+        self._waiting.add(key)
         if not 0 < self._alarm_at <= due:
             self._set_alarm(due)
         return key
@@ -185,8 +179,9 @@ class DueTimes:
     def cancelled(self, seq: int, due: int) -> None:
         """Take note that a message, which was published with this due time, was dropped before it
         was delivered."""
-        if due > self._now:
-            self._gone.add(seq)
+        key = make_key(due, seq)
+        self._waiting.discard(key)
+        self._due.discard(key)
 
     def take(self, seq: int) -> None:
         """Let a delayed message be delivered before it is due. O(delayed messages)."""
@@ -196,7 +191,6 @@ class DueTimes:
         for keys in (self._waiting, self._due):
             for key in [each for each in keys if each & SEQ == seq]:
                 keys.remove(key)
-                heapify(keys)
                 self._state.note(seq).due = key >> SHIFT
         self._index.release(seq)
 
@@ -205,39 +199,37 @@ class DueTimes:
         delayed."""
         held = {seq for seq in seqs if self._is_held(seq)}
         if held:
-            self._waiting = [key for key in self._waiting if key & SEQ not in held]
-            heapify(self._waiting)
+            kept = [key for key in self._waiting if key & SEQ not in held]
+            self._waiting = SortedList(kept)
 
     def clear(self) -> None:
         """Forget all messages but those with consumers: the queue was purged."""
-        self._waiting, self._due, self._gone = [], [], set()
+        self._waiting, self._due = SortedList(), SortedList()
         self._forget_unnoted()
 
     # -- due ------------------------------------------------------------------------------------
 
     def bring(self) -> int:
         """Count the messages as ready whose time has come, and return how many these are."""
-        now = self._now = now_us()
+        now = now_us()
         waiting = self._waiting
         before = len(waiting)
         while waiting and waiting[0] >> SHIFT <= now:
-            key = heappop(waiting)
+            key = waiting.pop(0)
             if self._is_held(key & SEQ):
-                heappush(self._due, key)
-            else:
-                self._gone.discard(key & SEQ)
+                self._due.add(key)
         return before - len(waiting)
 
     def first_due(self) -> int:
         """Return the key of the first message that is due, and not read yet; 0 for none."""
         due = self._due
         while due and not self._index.is_held(due[0] & SEQ):
-            heappop(due)
+            due.pop(0)
         return due[0] if due else 0
 
     def all_due(self) -> list[int]:
         """Return the keys of all messages that are due and not read yet, in order."""
-        return [key for key in sorted(self._due) if self._is_held(key & SEQ)]
+        return [key for key in self._due if self._is_held(key & SEQ)]
 
     def stage(self) -> None:
         """Read the first message that is due, and let it be delivered next."""
@@ -245,7 +237,7 @@ class DueTimes:
         key = self._due[0]
         seq = key & SEQ
         body, extra = index.read_held(seq)
-        heappop(self._due)
+        self._due.pop(0)
         self._state.note(seq).due = key >> SHIFT
         index.ahead.staged = seq, body, extra
 
@@ -260,7 +252,7 @@ class DueTimes:
         if not due:
             return False
         self._index.hold(seq)
-        heappush(self._due, make_key(due, seq))
+        self._due.add(make_key(due, seq))
         self._index.ahead.put_off()
         return True
 
@@ -333,9 +325,7 @@ class DueTimes:
     def _rewrite(self, *, closed: bool = False) -> None:
         noted = self._state.noted.items()
         out = [make_key(note.due, seq) for seq, note in noted if note.due]
-        # What is gone is left out by its key: its segment may not be in memory.
-        waiting = (key for key in self._waiting if key & SEQ not in self._gone)
-        dues, seqs = _split([*waiting, *self._due, *out])
+        dues, seqs = _split([*self._waiting, *self._due, *out])
         there = self._index.are_there(seqs)
         self._file.rewrite(seqs[there], dues[there], closed=closed)
         self._forget_unnoted()
@@ -346,7 +336,7 @@ class DueTimes:
         """Take over what the file and the messages say. Raises :class:`StorageError`."""
         index = self._index
         found, closed = self._file.read()
-        self._waiting, self._due, self._gone = [], [], set()
+        self._due = SortedList()
         self._forget_unnoted()
         for seq, note in self._state.noted.items():
             if note.due and index.state_of(seq) != OUT:
@@ -368,14 +358,13 @@ class DueTimes:
         for seq, due in zip(seqs[out].tolist(), dues[out].tolist(), strict=True):
             note = self._state.note(seq)
             note.due = note.due or due
-        self._waiting = _join(seqs[held], dues[held])
-        heapify(self._waiting)
+        self._waiting = SortedList(_join(seqs[held], dues[held]))
         self.bring()
         self._set_alarm(self._waiting[0] >> SHIFT if self._waiting else 0)
 
 
 def _split(keys: Iterable[int]) -> tuple[I64, I64]:
-    """Return the due times and the seq_ids of heap entries."""
+    """Return the due times and the seq_ids of keys."""
     keys = list(keys)
     dues = np.array([key >> SHIFT for key in keys], np.int64)
     return dues, np.array([key & SEQ for key in keys], np.int64)
