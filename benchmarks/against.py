@@ -22,7 +22,7 @@ BUILDS = ROOT / "build" / "against"
 TODAY = "today"
 FIGURES = ("publish", "get + ack", "publish_many", "get_many + ack_many")
 
-_LOAD = '''
+_LOAD = """
 import gc, json, os, sys, tempfile, time
 import qindex
 from journal.compiled import build
@@ -57,7 +57,7 @@ with tempfile.TemporaryDirectory(dir=sys.argv[1]) as place:
             queue.ack_many(queue.get_many(BATCH))
         found.append((clock() - began) / 4)
         print(json.dumps([one / COUNT for one in found]))
-'''
+"""
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

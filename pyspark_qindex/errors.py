@@ -4,6 +4,7 @@ it, a Java stack trace after that."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from journal.errors import StoreError
@@ -20,10 +21,13 @@ _MISSING: Final = re.compile(
     "|fsspec|msgpack|numpy|pandas|pyarrow|sortedcontainers|xxhash)\\b"
 )
 """What the extra ``spark`` installs, and one of Spark's processes did not find."""
+_NO_MEMORY: Final = re.compile(r"java\.lang\.OutOfMemoryError|GC overhead limit")
 _NOISE: Final = re.compile(
     r"^(?:\[[A-Z_0-9.]+\] |Query \[.*?\] terminated with exception: )+|(?: SQLSTATE: \w{5})+;?$"
 )
 _LONGEST: Final = 2000
+_GONE: Final = ("ConnectionRefusedError", "ConnectionResetError", "Py4JNetworkError")
+"""What a call of Spark raises where its Java process is not there any more."""
 
 
 class SparkMissingError(StoreError):
@@ -42,14 +46,19 @@ def explain(error: BaseException) -> str:
         else what Java says.
     """
     text = str(error)
-    cause: BaseException | None = error
-    while cause is not None:
+    causes = [*_causes(error)]
+    for cause in causes:
         if isinstance(cause, StoreError):
             return one_line(str(cause))
-        cause = cause.__cause__ or cause.__context__
     ours = _OURS.findall(text)
     if ours:
         return one_line(str(ours[-1][1]))
+    if _NO_MEMORY.search(text) or any(type(one).__name__ in _GONE for one in causes):
+        return (
+            "Spark's Java process ended, most likely for want of memory: set "
+            "SPARK_DRIVER_MEMORY=4g in the environment (1g by default; on a cluster "
+            "spark.executor.memory), or read less at a time (--batch)"
+        )
     missing = _MISSING.search(text)
     if missing is not None:
         return (
@@ -67,6 +76,12 @@ def explain(error: BaseException) -> str:
         return one_line(f"{python[-1][0]}: {python[-1][1]}")
     java = _JAVA.search(text)
     return one_line(java.group(1) if java else _NOISE.sub("", text.strip().split("\n")[0]))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def one_line(text: str) -> str:

@@ -43,11 +43,15 @@ CONNECT: Final = "sc://"
 LOOPBACK_ONLY: Final = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
 """Environment of Spark's processes that no other machine may reach."""
 _LOOPBACK: Final = re.compile(r"//(127\.|localhost\b)")
-_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-_JAVA: Final = f"-XX:+UseParallelGC {_ARROW}"
+# Without memory Java would go on, and Spark hang.
+_ALWAYS: Final = (
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
+    "-XX:+ExitOnOutOfMemoryError"
+)
+_JAVA: Final = f"-XX:+UseParallelGC {_ALWAYS}"
 # With one tier the JVM reserves 48 MB for compiled code. Delta fills that.
 _QUICK_JAVA: Final = (
-    f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC {_ARROW}"
+    f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC {_ALWAYS}"
 )
 _EVERYWHERE: Final = {
     "spark.ui.showConsoleProgress": "false",

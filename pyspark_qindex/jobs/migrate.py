@@ -37,6 +37,7 @@ from pyspark_qindex.schemas import spark_schema, table
 from pyspark_qindex.stores import Store
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
+from qindex.tools.filling import Origin, QueueFill
 from qindex.tools.staging import Staging
 from rocketstore.format.commitlog_format import COMMIT, TRANSACTION_MASK
 from rocketstore.format.delay import SCHEDULE_TOPIC
@@ -103,7 +104,7 @@ def migrate(
         records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
         rows = in_order(_with_stores(spark, records, targets), "offset")
         put = partial(_put_in_queue, delays={one.url: _delay_offsets(one) for one in fleet})
-        moves = _kept(_filled(rows, targets, lambda _, place: refill.QueueFill(place), put))
+        moves = _kept(_filled(rows, targets, lambda _, place: QueueFill(place), put))
     else:
         messages = read(spark, urls, _MESSAGE_COLUMNS, mode=mode)
         told = messages.where("seq_id is not null or error is not null")
@@ -239,7 +240,7 @@ def _delay_offsets(one: Store) -> dict[int, int]:
 
 
 def _put_in_queue(
-    fill: refill.QueueFill,
+    fill: QueueFill,
     row: dict[str, Any],
     targets: dict[str, str],
     delays: dict[str, dict[int, int]],
@@ -272,10 +273,10 @@ def _put_in_queue(
         at, message = refill.from_rocket(topic, queue_id, row["body"], row["properties_raw"], rest)
     except StoreError as error:
         return _skipped(row, "damaged", str(error))
-    if not isinstance(at, refill.Origin):
+    if not isinstance(at, Origin):
         seq = fill.next_seq(at)
         msg_id = row["offset"].to_bytes(8, "big") + seq.to_bytes(8, "big")
-        at = refill.Origin(at, seq, msg_id, True, row["reconsume_times"] > 0, 0)
+        at = Origin(at, seq, msg_id, True, row["reconsume_times"] > 0, 0)
     seq_id = fill.put(at, message)
     return _moved(row, targets, at.queue, seq_id, what)
 

@@ -36,6 +36,7 @@ from qindex.format.priorities import SHIFT
 from qindex.format.settings import NO_SETTINGS, settings_values
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.notes.delivery_counts import unpack_counts
+from qindex.tools.filling import Origin, QueueFill, QueueKept
 from qindex.tools.staging import Staging
 from qindex.view.arrow import plain_text
 from qindex.view.reader import StoreReader
@@ -112,7 +113,7 @@ def export_stores(
     return Outcome(dict(summary), tables, shown, found=summary["damaged"] > 0)
 
 
-def queues_kept(one: Store, *, permissive: bool) -> Iterator[refill.QueueKept]:
+def queues_kept(one: Store, *, permissive: bool) -> Iterator[QueueKept]:
     """Yield what the queues of a store have beside their messages. Damaged settings are ``error``,
     or raise :class:`DamageError` where the read is not ``permissive``."""
     fs = one.file_system()
@@ -133,7 +134,7 @@ def queues_kept(one: Store, *, permissive: bool) -> Iterator[refill.QueueKept]:
             found = read_optional(fs, os.path.join(reader.path_of(each), DELIVERIES)) or b""
             base = (each.priority or 0) << SHIFT
             counts |= {base + seq: count for seq, count in unpack_counts(found).items()}
-        yield refill.QueueKept(
+        yield QueueKept(
             plain_text(queue.name) or "",  # as the table of messages has it
             None if settings == NO_SETTINGS else settings_values(settings),
             summary.next_seq_id,
@@ -176,12 +177,12 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Outcom
     return Outcome(summary, tables_, "imported", found=summary["skipped"] > 0, targets=targets)
 
 
-def _kept_of(queues: DataFrame) -> dict[str, list[refill.QueueKept]]:
+def _kept_of(queues: DataFrame) -> dict[str, list[QueueKept]]:
     """Return what is kept of the queues of each store beside their messages."""
-    kept: dict[str, list[refill.QueueKept]] = {}
+    kept: dict[str, list[QueueKept]] = {}
     for row in (one.asDict() for one in queues.collect()):
         settings, deliveries = row["settings"], json.loads(row.get("deliveries") or "{}")
-        one = refill.QueueKept(
+        one = QueueKept(
             name=row["queue"],
             settings=settings and json.loads(settings),
             next_seq_id=row["next_seq_id"],
@@ -247,16 +248,14 @@ def _rows_of_queues(tables: dict[str, DataFrame]) -> DataFrame:
     return messages.unionByName(queues, allowMissingColumns=True)
 
 
-def _begin_queues(
-    store: str, place: Staging, kept: dict[str, list[refill.QueueKept]]
-) -> refill.QueueFill:
-    fill = refill.QueueFill(place)
+def _begin_queues(store: str, place: Staging, kept: dict[str, list[QueueKept]]) -> QueueFill:
+    fill = QueueFill(place)
     for one in kept.get(store, ()):
         fill.declare(one)
     return fill
 
 
-def _put_message(fill: refill.QueueFill, row: dict[str, Any]) -> Row:
+def _put_message(fill: QueueFill, row: dict[str, Any]) -> Row:
     place = (row["store"], row["queue"])
     if row["envelope"] is None or row["body"] is None:
         return (*place, None, row["error"] is not None)
@@ -274,7 +273,7 @@ def _put_record(fill: refill.RocketFill, row: dict[str, Any]) -> Row:
     return (*place, len(row["body"]), False)
 
 
-def _message_of(row: dict[str, Any]) -> tuple[refill.Origin, Message]:
+def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
     """Return the message that an import puts for a row. Raises :class:`StoreError` for a row that
     no export has written: tables pass through many hands."""
     queue, seq_id, msg_id = row["queue"], row["seq_id"], row["msg_id"]
@@ -289,7 +288,7 @@ def _message_of(row: dict[str, Any]) -> tuple[refill.Origin, Message]:
         raise StoreError(f"{place}: {error}") from error
 
 
-def origin_of(row: dict[str, Any]) -> refill.Origin:
+def origin_of(row: dict[str, Any]) -> Origin:
     """Return where a row of ``messages`` stood."""
-    values = {one.name: row[one.name] for one in fields(refill.Origin)}
-    return refill.Origin(**values | {"expiry": row["expiry"] or 0})
+    values = {one.name: row[one.name] for one in fields(Origin)}
+    return Origin(**values | {"expiry": row["expiry"] or 0})

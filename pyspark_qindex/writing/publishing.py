@@ -166,7 +166,8 @@ def _values(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class Progress:
     """The latest batch of a query. ``files``: relative path and rows of each. ``done``: rows that
     are published durably. ``start``, ``rows``: seq_id and size of the step that is being published,
-    0 rows when there is none. ``boot``: the run of the operating system that began it."""
+    0 rows when there is none. ``boot``: the run of the operating system that began it.
+    ``incarnation``: of the queue that the batch was begun in."""
 
     query: str
     batch: int
@@ -177,6 +178,7 @@ class Progress:
     rows: int = 0
     boot: str = ""
     finished: bool = False
+    incarnation: int = 0
 
     @property
     def total(self) -> int:
@@ -318,6 +320,10 @@ def commit_batch(
 
 def _publish(engine: qindex.Engine, staging: Staging, progress: Progress, *, resumed: bool) -> None:
     queue = engine.queue(progress.queue)
+    incarnation = queue._parts.state.incarnation
+    if progress.incarnation != incarnation:
+        # What was published before went with the queue that had the name.
+        progress.incarnation, progress.done, resumed = incarnation, 0, False
     while progress.done < progress.total:
         if resumed:
             there = _published(queue, engine.directory, staging, progress)

@@ -182,7 +182,8 @@ class Engine:
         marker = store_directory.read_marker(fs, directory)
         if marker is None:
             count = options.segment_entry_count or DEFAULT_ENTRY_COUNT
-            marker = layout.StoreMarker(count, options.vhost)
+            identity = layout.new_identity()
+            marker = layout.StoreMarker(count, options.vhost, identity=identity)
             replace_file(fs, os.path.join(directory, layout.MARKER), layout.pack_marker(marker))
         self._entry_count = marker.entry_count
         self._vhost = marker.vhost

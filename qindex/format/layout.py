@@ -21,6 +21,7 @@ ours has names that RabbitMQ ignores.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,18 +67,21 @@ MARKER_SHAPE = Record(
         "qindex": OneOf(VERSIONS),
         "segment_entry_count": Int(1, MAX_ENTRY_COUNT),
         "vhost": VHOST_SHAPE,
-    }
+    },
+    {"identity": Int(1, (1 << 64) - 1)},
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMarker:
-    """The content of the marker file: entries a segment, the virtual host in the names, and the
-    version of RabbitMQ's queue files that the segments have."""
+    """The content of the marker file: entries a segment, the virtual host in the names, the
+    version of RabbitMQ's queue files that the segments have, and the store's identity: 64 random
+    bits, or 0 for a store that an earlier version made."""
 
     entry_count: int
     vhost: str
     version: int = 1
+    identity: int = 0
 
     @property
     def in_version2(self) -> bool:
@@ -85,18 +89,23 @@ class StoreMarker:
         return self.version == 2
 
 
+def new_identity() -> int:
+    """Return 64 random bits, not all zero: the identity of a store, or the incarnation of a
+    queue."""
+    return int.from_bytes(os.urandom(8), "big") or 1
+
+
 def pack_marker(marker: StoreMarker) -> bytes:
     """Return the marker file's bytes: msgpack and its checksum, twice.
 
     Without the entry count no segment can be read, so one flipped bit must not cost it.
     """
-    return 2 * pack_checked(
-        {
-            "qindex": marker.version,
-            "segment_entry_count": marker.entry_count,
-            "vhost": marker.vhost,
-        }
-    )
+    value = {
+        "qindex": marker.version,
+        "segment_entry_count": marker.entry_count,
+        "vhost": marker.vhost,
+    }
+    return 2 * pack_checked(value | ({"identity": marker.identity} if marker.identity else {}))
 
 
 def pack_checked(value: object) -> bytes:

@@ -1,4 +1,5 @@
-"""The bytes of ``qindex.seq``: what keeps seq_ids from ever being given twice.
+"""The bytes of ``qindex.seq``: what keeps seq_ids from ever being given twice, and tells a queue
+from a later one of its name.
 
 A queue whose messages were all acknowledged leaves no trace of the seq_ids it gave out: segments
 are deleted and the journal is emptied. This file keeps two numbers:
@@ -9,7 +10,7 @@ are deleted and the journal is emptied. This file keeps two numbers:
   it counts after a loss of power.
 
 Which of the two counts, ``boot`` tells: the identity of the operating system's run in which the
-slot was written. The file is four slots of 40 bytes, big-endian::
+slot was written. The file is five slots of 40 bytes, big-endian::
 
     0       8          16      32         40
     +-------+----------+-------+----------+
@@ -19,6 +20,11 @@ slot was written. The file is four slots of 40 bytes, big-endian::
 Both numbers only ever rise, so the highest in any sound slot counts. Slots 0 and 1 are written in
 turn by reservations, each synced before the next, 2 and 3 in turn by floors, never synced: a torn
 write of a floor can't harm a reservation, and one of a reservation not the one before it.
+
+Slot 4 is written once, with the first reservation, and holds the queue's *incarnation*: 64 random
+bits, in place of ``boot``, after eight zeros. Where they and the name are equal, the queue is the
+same one, and a seq_id means the same message. A queue that has given out no seq_id has none yet. A
+queue of an earlier version has none either, and gets none: its file ends with slot 3.
 """
 
 from __future__ import annotations
@@ -40,9 +46,10 @@ _NEVER_WRITTEN = (bytes(_CHECK_SIZE), b"")
 SLOT_SIZE = _SLOT.size + _CHECK_SIZE
 RESERVE_SLOTS = (0, 1)
 FLOOR_SLOTS = (2, 3)
+INCARNATION_SLOT = 4
 _HIGHEST = 2 * MAX_SEQ_ID
 """A reservation reaches past the highest seq_id that its caller requests."""
-FILE_SIZE = SLOT_SIZE * (len(RESERVE_SLOTS) + len(FLOOR_SLOTS))
+FILE_SIZE = SLOT_SIZE * (INCARNATION_SLOT + 1)
 
 
 class SeqSlot(NamedTuple):
@@ -63,6 +70,16 @@ def pack_slot(slot: SeqSlot) -> bytes:
     """Return the bytes of a slot."""
     body = _SLOT.pack(slot.floor, slot.reserved, slot.boot)
     return body + xxh3_64_digest(body)
+
+
+def incarnation_slot(incarnation: int) -> SeqSlot:
+    """Return the slot that holds a queue's incarnation."""
+    return SeqSlot(0, 0, incarnation.to_bytes(16, "big"))
+
+
+def incarnation_of(slot: SeqSlot) -> int:
+    """Return the incarnation that :func:`incarnation_slot` put into a slot."""
+    return int.from_bytes(slot.boot[8:], "big")
 
 
 def sound_slots(data: bytes) -> Iterator[SeqSlot]:

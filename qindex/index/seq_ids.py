@@ -8,12 +8,16 @@ from collections.abc import Iterable
 from journal.errors import StorageError
 from journal.fs.files import FileSystem, PathLike, pwrite_all, read_optional
 from journal.poison import PASSING, Poison, was_tried
+from qindex.format.layout import new_identity
 from qindex.format.seq_ids import (
     FILE_SIZE,
     FLOOR_SLOTS,
+    INCARNATION_SLOT,
     RESERVE_SLOTS,
     SLOT_SIZE,
     SeqSlot,
+    incarnation_of,
+    incarnation_slot,
     pack_slot,
     short_boot_id,
     sound_slot,
@@ -27,8 +31,9 @@ _SLOTS_AT = range(0, FILE_SIZE, SLOT_SIZE)
 class SeqFile:
     """Floor and reservation of one queue's seq_ids. Raises :class:`StorageError`.
 
-    ``reserved``: no seq_id at or above it may be given out before :meth:`reserve`. ``is_there``:
-    whether there may be such a file; without one nothing is read.
+    ``reserved``: no seq_id at or above it may be given out before :meth:`reserve`.
+    ``incarnation``: of the queue, 0 where the file has none. ``is_there``: whether there may be
+    such a file; without one nothing is read.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class SeqFile:
                 self.reserved = max(self.reserved, slot.reserved)
                 if slot.boot == self._boot:
                     self._floor = max(self._floor, slot.floor)
+        mine = self._slots.pop()
+        self.incarnation: int = 0 if mine is None else incarnation_of(mine)
 
     @property
     def same_run(self) -> bool:
@@ -66,15 +73,25 @@ class SeqFile:
         that has ended: then writes that were not synced may be lost."""
         return bool(self.reserved) and not self.same_run
 
+    def incarnate(self) -> int:
+        """Return the queue's incarnation. One that was never used gets its own here, which is on
+        disk with the first reservation."""
+        if self.unused and not self.incarnation:
+            self.incarnation = new_identity()
+        return self.incarnation
+
     def next_after_crash(self, seen: int) -> int:
         """Return the first seq_id that was certainly never given out; ``seen``: one above the
         highest that recovery found. In the same run of the operating system no write is lost, so
         the floor and ``seen`` decide; else only the reservation does."""
         return max(self._floor if self._floor >= 0 else self.reserved, seen)
 
-    def reserve(self, needed: int) -> None:
-        """Reserve seq_ids up to beyond ``needed``, durably on return."""
+    def reserve(self, needed: int, incarnation: int | None = None) -> None:
+        """Reserve seq_ids up to beyond ``needed``, durably on return. ``incarnation``: of a queue
+        that was never used, where it is a copy of another; 0 where that one has none."""
         slot = SeqSlot(max(needed, self._floor), needed + RESERVE, self._boot)
+        if self.unused:
+            self.incarnation = self.incarnate() if incarnation is None else incarnation
         self._put(slot, RESERVE_SLOTS, durable=True)
         self.reserved = slot.reserved
         self._floor = slot.floor
@@ -95,6 +112,10 @@ class SeqFile:
         try:
             fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
             try:
+                if self.unused and self.incarnation:
+                    # First, so that no seq_id is ever given out without one.
+                    mine = pack_slot(incarnation_slot(self.incarnation))
+                    pwrite_all(fs, fd, mine, SLOT_SIZE * INCARNATION_SLOT)
                 pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * number)
                 syncing = durable
                 if durable:

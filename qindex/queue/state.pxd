@@ -13,7 +13,7 @@ cdef class QueueState:
     cdef object __weakref__
     cdef public QueueIndex index
     cdef public Py_ssize_t check_mask, delivery_limit, first_seq, most_embedded, most_plain
-    cdef public uint64_t id_high
+    cdef public uint64_t id_high, incarnation
     cdef public Py_ssize_t base
     cdef public bint draining, sync_each, to_move, watched
     cdef public dict lapsed, noted

@@ -83,6 +83,7 @@ class QueueState:
         "flushed",
         "flushing",
         "id_high",
+        "incarnation",
         "index",
         "keys",
         "lapsed",
@@ -176,6 +177,8 @@ class QueueState:
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self.id_high: int = int.from_bytes(os.urandom(8), "big")
         self.first_seq: int = index.next_seq
+        # Tells this queue from another one of its name; 0: made by an earlier version.
+        self.incarnation: int = index.seq_file.incarnate()
         # Notes on entries that are not acknowledged, by seq_id. The ack of an entry looks for its
         # note only if there are any.
         self.noted: dict[int, EntryNote] = {}

@@ -71,18 +71,21 @@ class GivenOut(NamedTuple):
 
     ``limit``: none above it was. ``below``: all below it were before the journal's first record;
     ``None`` where that is unknown. ``power_lost``: the run of the operating system in which the
-    queue was written to has ended, and writes that were not synced may be lost.
+    queue was written to has ended, and writes that were not synced may be lost. ``incarnation``:
+    of the queue, 0 where it has none.
     """
 
     limit: int = MAX_SEQ_ID
     below: int | None = None
     power_lost: bool = False
+    incarnation: int = 0
 
     @classmethod
     def of(cls, file: SeqFile) -> GivenOut:
         """Return what ``file`` says. A file that says nothing leaves all unknown."""
         limit = file.reserved - 1 if file.reserved else MAX_SEQ_ID
-        return cls(limit, file.next_after_crash(0) if file.same_run else None, file.power_lost)
+        below = file.next_after_crash(0) if file.same_run else None
+        return cls(limit, below, file.power_lost, file.incarnation)
 
 
 UNKNOWN = GivenOut()
@@ -173,6 +176,7 @@ def pin_queue(
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
             still = not of_node and not busy()
+            started = None if still else SeqFile(fs, seq_path, Poison()).incarnation
             before = _segments(fs, directory, only)
             # Read first, so that they are not ahead of the journal. A node that goes on with a
             # journal of ours leaves them as they were.
@@ -192,8 +196,12 @@ def pin_queue(
             pairs = of_node or rules.journalled_pairs
             found = pin_pairs(fs, directory, fs.listdir(directory)) if pairs else {}
             # Read after the journal: a flush raises it before it drops anything from there.
-            seq_file = SeqFile(fs, seq_path, Poison(), is_there=not of_node)
+            seq_file = SeqFile(fs, seq_path, Poison())
             given_out = GivenOut.of(seq_file)
+            if of_node:  # which leaves our file as it was
+                given_out = UNKNOWN._replace(incarnation=given_out.incarnation)
+            if started not in (None, given_out.incarnation):
+                continue  # another queue has the name now
             healed = heal(journal, sums, power_lost=given_out.power_lost)
             if not trust_sums:
                 healed.sound = 0

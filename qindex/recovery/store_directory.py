@@ -55,7 +55,9 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
         check(value, MARKER_SHAPE)
     except ValueError as error:
         raise DamageError(path, 0, f"the marker of the store: {error}") from error
-    return StoreMarker(value["segment_entry_count"], value["vhost"], version)
+    return StoreMarker(
+        value["segment_entry_count"], value["vhost"], version, value.get("identity", 0)
+    )
 
 
 def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:

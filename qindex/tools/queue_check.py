@@ -24,7 +24,13 @@ from qindex.format.notes import read_notes
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
+from qindex.format.seq_ids import (
+    FILE_SIZE,
+    INCARNATION_SLOT,
+    SLOT_SIZE,
+    pack_slot,
+    sound_slots,
+)
 from qindex.format.settings import unpack_settings
 from qindex.index.pair_scan import WRONG_SIZE, ZERO_SIZE, Depth
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
@@ -38,9 +44,9 @@ from qindex.view.reader import StoreReader, lacks_its_name
 _SETTLE = 0.01
 _ENOUGH = 8
 """Zeros at the end of a journal that were there before anything was appended."""
-_SLOTS = len(RESERVE_SLOTS) + len(FLOOR_SLOTS)
 _MOST_READ = 4096
 """Bytes of a seq file that are looked at: it has far fewer."""
+_NO_INCARNATION = "readers that go on where they were take the queue for a new one"
 
 
 @dataclass(slots=True)
@@ -247,14 +253,15 @@ def _check_seq_file(
         data = read_optional(fs, path, _MOST_READ) or b""
         findings = list(check_slots(path, data, whole))
     yield from findings
-    if len(data) % SLOT_SIZE or len(data) > _SLOTS * SLOT_SIZE:
+    if len(data) % SLOT_SIZE or len(data) > FILE_SIZE:
         at = len(data) // SLOT_SIZE * SLOT_SIZE
         what = f"{len(data)} bytes are not slots of {SLOT_SIZE}"
         # A slot that is appended may be cut short, also after a clean close where the power went:
         # a floor is never synced.
-        whole = whole or len(data) > _SLOTS * SLOT_SIZE
+        whole = whole or len(data) > FILE_SIZE
         cause = Cause.DAMAGE if whole else Cause.CRASH
-        yield Finding(path, at, len(data) - at, cause, what, lost, Kind.TORN)
+        risk = _NO_INCARNATION if at == INCARNATION_SLOT * SLOT_SIZE else lost
+        yield Finding(path, at, len(data) - at, cause, what, risk, Kind.TORN)
     reserved = max((slot.reserved for slot in sound_slots(data)), default=0)
     if checked.next_seen > reserved:
         what = f"seq_ids are reserved below {reserved}; {checked.next_seen - 1} was given out"
@@ -284,6 +291,8 @@ def check_slots(path: str, data: bytes, whole: bool) -> Iterator[Finding]:
             cause = Cause.DAMAGE if whole else Cause.CRASH
             what = f"the checksum of slot {at // SLOT_SIZE} does not hold"
             lost, kind = "the other slots count", Kind.CHECKSUM
+            if at == INCARNATION_SLOT * SLOT_SIZE:
+                lost = _NO_INCARNATION
             yield Finding(path, at, SLOT_SIZE, cause, what, lost, kind)
         elif sound[0] != slot:
             at += next(i for i in range(SLOT_SIZE) if sound[0][i] != slot[i])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
 from journal.errors import DamageError, StorageError, UsageError, storage_errors
 from journal.findings import Cause
@@ -115,7 +116,7 @@ def _copy(
     assert marker is not None
     copy = StoreCopy(fs, reader, target, report, names)
     check_source(copy, marker)
-    begin_store(fs, target, layout.StoreMarker(marker.entry_count, marker.vhost))
+    begin_store(fs, target, replace(marker, version=1))
     copy.copy_messages()
     with_priorities: dict[str, SavedQueue] = {}
     for checked in copy.checked:
@@ -138,7 +139,8 @@ def _copy(
         for name in (DUE_FILE, KEYS_FILE):
             _copy_notes(fs, os.path.join(reader.path_of(queue), name), os.path.join(path, name))
         following = _next_seq(fs, reader, checked, report)
-        reserve_seq_ids(fs, path, following)
+        incarnation = _seq_file(fs, reader.path_of(queue)).incarnation
+        reserve_seq_ids(fs, path, following, incarnation)
         if not priority:
             saved.next_seq_id = following
         if priority is None:
@@ -203,7 +205,7 @@ def _next_seq(
     queue = checked.queue
     path = reader.path_of(queue)
     following = reader.next_seq(queue, reader.rules(queue), checked.next_seen)
-    seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), Poison())
+    seq_file = _seq_file(fs, path)
     inside = os.path.join(path, "")
     if any(one.path.startswith(inside) and one.cause is Cause.DAMAGE for one in report.findings):
         # The damaged places may have held the latest seq_ids.
@@ -231,11 +233,17 @@ def begin_priorities(fs: FileSystem, target: str, saved: SavedQueue) -> None:
     saved.max_priority = settings.max_priority
 
 
-def reserve_seq_ids(fs: FileSystem, directory: str, following: int) -> None:
-    """Write the seq file of a queue whose next seq_id is ``following``. Raises
-    :class:`StorageError`."""
+def _seq_file(fs: FileSystem, directory: str) -> SeqFile:
+    return SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
+
+
+def reserve_seq_ids(
+    fs: FileSystem, directory: str, following: int, incarnation: int | None = None
+) -> None:
+    """Write the seq file of a queue whose next seq_id is ``following``. ``incarnation``: that of
+    the queue whose place it takes; by default it is a new queue. Raises :class:`StorageError`."""
     if following:
-        SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison()).reserve(following)
+        _seq_file(fs, directory).reserve(following, incarnation)
 
 
 def settle(fs: FileSystem, target: str) -> None:

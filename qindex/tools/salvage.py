@@ -157,7 +157,9 @@ class _Salvage:
         copy, fs = self._copy, self._fs
         copy.check()
         if format == "qindex":
-            begin_store(fs, self._target, layout.StoreMarker(copy.entry_count, self._text))
+            identity = layout.new_identity()
+            marker = layout.StoreMarker(copy.entry_count, self._text, identity=identity)
+            begin_store(fs, self._target, marker)
         else:
             copy.sums = False
             if format == "rabbitmq-4":

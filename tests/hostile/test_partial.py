@@ -11,6 +11,7 @@ import pytest
 import qindex
 from journal.errors import StorageError
 from journal.fs.files import REAL
+from qindex.tools.filling import QueueFill
 from qindex.tools.staging import Staging
 from tests.hostile.second_user import OTHER, as_root, run_as, shared
 
@@ -37,7 +38,7 @@ def salvage(source: Path, new: Path) -> None:
 def refill(source: Path, new: Path) -> None:
     fill = pytest.importorskip("pyspark_qindex.jobs.refill", reason="pyspark is not installed")
     with fill.new_store(str(new), str(source)) as place:
-        fill.QueueFill(place).finish()
+        QueueFill(place).finish()
 
 
 _MAKERS = [repair, convert, salvage, refill]

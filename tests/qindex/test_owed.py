@@ -87,7 +87,7 @@ def test_every_face_gets_the_message_after_them(tmp_path: Path, many: bool) -> N
     """With ``timeout=0``, too, though the core ends its calls early."""
 
     async def coroutines(directory: Path, shared: bool) -> list[bytes]:
-        async with qindex.aio.open(directory, shared=shared) as engine:  # type: ignore[call-overload]
+        async with qindex.aio.open(directory, shared=shared) as engine:
             queue = await engine.queue("q")
             if many:
                 return [one.body for one in await queue.get_many(10)]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -812,6 +813,10 @@ def test_the_first_of_several_queues_that_has_a_message(engine: qindex.Engine) -
     assert time.monotonic() - began >= 0.1
 
 
+def _has(found: list[tuple[str, bytes]], count: int) -> bool:
+    return len(found) == count
+
+
 def test_a_message_for_any_of_several_queues_wakes_who_waits(engine: qindex.Engine) -> None:
     names = ["a", "b", "c"]
     found: list[tuple[str, bytes]] = []
@@ -828,7 +833,7 @@ def test_a_message_for_any_of_several_queues_wakes_who_waits(engine: qindex.Engi
     time.sleep(0.03)
     for count, name in enumerate(("c", "a", "b"), 1):
         engine.queue(name).publish(name.encode())
-        wait_until(lambda count=count: len(found) == count)
+        wait_until(partial(_has, found, count))
     engine.queue("b").publish(b"end", delay=0.05)
     thread.join(WAIT)
     assert found == [("c", b"c"), ("a", b"a"), ("b", b"b"), ("b", b"end")]

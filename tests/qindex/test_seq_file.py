@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from qindex.format.seq_ids import (
     sound_slots,
 )
 from qindex.index.seq_ids import RESERVE, SeqFile
+from qindex.recovery.store_directory import read_marker
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import (
     OtherBootFileSystem,
@@ -68,6 +70,67 @@ def test_the_floor_counts_in_the_same_run_and_the_reservation_in_another(tmp_pat
     assert again.reserved == RESERVE
     other = seq_file(tmp_path, OtherBootFileSystem())
     assert other.next_after_crash(12) == RESERVE
+
+
+def _incarnation(store: Path, queue: str) -> int:
+    return seq_file(queue_directory(store, queue)).incarnation
+
+
+def test_a_queue_has_an_incarnation_from_its_first_message_on(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        mine = queue._parts.state.incarnation
+        assert mine
+        assert _incarnation(tmp_path, "q") == 0
+        queue.publish(b"one")
+        assert _incarnation(tmp_path, "q") == mine
+    killed = copy_live(tmp_path, tmp_path.with_name("killed"))
+    for store in (tmp_path, killed):  # a copy of the files is the same queue
+        with open_quietly(store) as engine:
+            assert engine.queue("q")._parts.state.incarnation == mine
+            engine.queue("q").purge()
+            engine.delete_queue("q")
+            engine.queue("q").publish(b"another")
+        assert _incarnation(store, "q") not in (0, mine)
+
+
+def test_a_queue_of_an_earlier_version_has_no_incarnation_and_gets_none(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        engine.queue("q").publish(b"one")
+    path = queue_directory(tmp_path, "q") / FILE_NAME
+    os.truncate(path, 4 * SLOT_SIZE)
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"two")
+        queue._parts.state.index.seq_file.reserve(1 << 24)
+        assert queue._parts.state.incarnation == 0
+    assert _incarnation(tmp_path, "q") == 0
+    assert not qindex.verify(tmp_path).findings
+    qindex.repair(tmp_path, tmp_path.with_name("copy"))
+    assert _incarnation(tmp_path.with_name("copy"), "q") == 0
+
+
+def test_a_repaired_copy_takes_the_place_of_the_store(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "a") as engine:
+        engine.queue("q").publish(b"one")
+    qindex.repair(tmp_path / "a", tmp_path / "b")
+    assert _incarnation(tmp_path / "a", "q") == _incarnation(tmp_path / "b", "q") != 0
+    markers = [read_marker(REAL, str(tmp_path / name)) for name in "ab"]
+    assert markers[0] == markers[1]
+    assert markers[0] is not None
+    assert markers[0].identity
+
+
+def test_a_first_reservation_that_is_cut_short_leaves_the_incarnation(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    one = seq_file(tmp_path, fs)
+    fs.fail("pwrite", errno.ENOSPC, after=1)
+    with pytest.raises(StorageError):
+        one.reserve(0)
+    assert seq_file(tmp_path).unused
+    assert seq_file(tmp_path).incarnate() == one.incarnation
+    one.reserve(0)
+    assert seq_file(tmp_path).incarnation == one.incarnation
 
 
 def test_where_the_system_does_not_tell_its_runs_apart(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_options_of_a_key_need_the_key(tmp_path: Path, shared: bool) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_options_of_a_key_need_the_key_of_coroutines(
-    tmp_path: Path, shared: bool, durability: str
+    tmp_path: Path, shared: bool, durability: Any
 ) -> None:
     async def main() -> None:
         given: dict[str, Any] = {"shared": True, "linger": 0} if shared else {}

@@ -235,6 +235,7 @@ def half_done(store: Path, there: int, boot: str | None = None) -> Progress:
     progress = Progress("a", 0, "q", files, rows=8, boot=boot or publishing._boot())
     with qindex.open(store) as engine:
         progress.start = engine.queue("q").reserve(8)
+        progress.incarnation = engine.queue("q")._parts.state.incarnation
         Staging(str(store)).save(progress)
         for message in list(read_staged(os.path.join(str(store), STAGING, files[0][0])))[:there]:
             engine.queue("q").publish_many([message.message])
@@ -246,6 +247,15 @@ def test_after_a_loss_of_power_what_is_missing_is_published(tmp_path: Path, ther
     half_done(tmp_path, there, boot="another run")
     commit(tmp_path, "a", 0, [])
     assert bodies(tmp_path) == list(range(8))
+
+
+def test_a_queue_that_is_made_again_gets_the_batch_whole(tmp_path: Path) -> None:
+    half_done(tmp_path, 3)
+    with qindex.open(tmp_path) as engine:
+        engine.delete_queue("q")
+        engine.queue("q").publish_many([b"%06d" % at for at in range(900, 904)])
+    commit(tmp_path, "a", 0, [])
+    assert bodies(tmp_path) == [*range(900, 904), *range(8)]
 
 
 def test_another_producer_is_found_out(tmp_path: Path) -> None:

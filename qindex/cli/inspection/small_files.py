@@ -27,7 +27,13 @@ from qindex.format.rabbitmq.names import directory_name, parse_queue_name
 from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.seq_ids import RESERVE_SLOTS, SLOT_SIZE, sound_slots
+from qindex.format.seq_ids import (
+    INCARNATION_SLOT,
+    RESERVE_SLOTS,
+    SLOT_SIZE,
+    incarnation_of,
+    sound_slots,
+)
 from qindex.format.settings import unpack_settings
 from qindex.format.transactions import damage_in, read_transactions
 from qindex.index.segment_scan import read_healed
@@ -109,6 +115,9 @@ def _seq(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
         slot = data[at : at + SLOT_SIZE]
         kind = "reserved" if at // SLOT_SIZE in RESERVE_SLOTS else "floor"
         for one in sound_slots(slot):
+            if at == INCARNATION_SLOT * SLOT_SIZE:
+                yield _row(slot, "incarnation", at, incarnation=f"{incarnation_of(one):016x}")
+                continue
             said = {"floor": one.floor, "reserved_below": one.reserved, "boot": one.boot.hex()}
             yield _row(slot, kind, at, **said)
     findings += check_slots(path, data, True)

@@ -179,7 +179,7 @@ def test_what_can_not_be_is_refused(tmp_path: Path) -> None:
 
     run(main)
     with pytest.raises(qindex.UsageError):
-        qindex.aio.open(tmp_path, read_only=True)
+        qindex.aio.open(tmp_path, read_only=True)  # type: ignore[call-overload]
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.qindex.support import WAIT
 
 @pytest.mark.parametrize("size", [5, 100_000])
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def test_block_suspends_and_is_woken(tmp_path: Path, size: int, durability: str) -> None:
+def test_block_suspends_and_is_woken(tmp_path: Path, size: int, durability: Any) -> None:
     async def main() -> None:
         async with qindex.aio.open(tmp_path, durability=durability) as engine:
             queue = await engine.queue("q", max_length=2, overflow="block")
@@ -67,7 +68,7 @@ def test_block_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def test_dead_letters(tmp_path: Path, durability: str) -> None:
+def test_dead_letters(tmp_path: Path, durability: Any) -> None:
     async def main() -> None:
         async with qindex.aio.open(tmp_path, durability=durability) as engine:
             queue = await engine.queue("q", dead_letter="dead", delivery_limit=2)
