@@ -73,6 +73,7 @@ def _stats_of_server(directory: str) -> EngineStats | None:
     if not os.path.lexists(os.path.join(directory, layout.SERVER_SOCKET)):
         return None
     from qindex.client.link import Link, UnsentError, result
+    from qindex.server import place
     from qindex.server import protocol as wire
     from qindex.server.spawn import try_to_connect
 
@@ -81,9 +82,11 @@ def _stats_of_server(directory: str) -> EngineStats | None:
         if connected is None:
             return None
         with closing(Link(connected)) as link:
-            result(link.request(wire.HELLO, "qindex", wire.VERSION, None))
+            said = result(link.request(wire.HELLO, "qindex", wire.VERSION, None))
+            if place.is_copy(directory, said[3].get(wire.INODE)):
+                return None
             stats: EngineStats = wire.from_plain(result(link.request(wire.STATS))[0])
             result(link.request(wire.BYE))
-    except (StoreError, UnsentError):
+    except (StoreError, UnsentError, OSError):
         return None  # it has just ended, or is of another version
     return stats

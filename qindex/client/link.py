@@ -20,11 +20,12 @@ from journal.errors import (
     ClosedError,
     DisconnectedError,
     LeaseExpiredError,
+    NotAStoreError,
     UsageError,
 )
 from journal.memory import forks, words
 from qindex.options import Options
-from qindex.server import frames, spawn
+from qindex.server import frames, place, spawn
 from qindex.server import protocol as wire
 
 _READ = 1 << 16
@@ -368,6 +369,13 @@ class Home:
             link.close()
             raise
         self.version, _, self._id, self.there, self.build = values
+        with contextlib.suppress(FileNotFoundError):  # the server has just ended
+            if place.is_copy(self.directory, self.there.get(wire.INODE)):
+                link.close()
+                raise NotAStoreError(
+                    f"{self.directory}: a copy by hard links of a store whose server runs: it has "
+                    "the files of that store; copy without them (cp -a)"
+                )
         link.most = wire.HEAD_SIZE + self.there["max_message_bytes"] + wire.OVERHEAD
         for name, value in self._given.items():
             its_own = self.there.get(name)

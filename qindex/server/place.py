@@ -76,6 +76,13 @@ def connect(directory: str) -> socket.socket:
         os.close(fd)
 
 
+def is_copy(directory: str, inode: int | None) -> bool:
+    """Return whether the server that answered, whose directory has this number, is that of another
+    one: the socket here is a hard link to its own. Raises :class:`OSError`."""
+    found = os.lstat(os.path.join(directory, layout.SERVER_SOCKET))
+    return found.st_nlink > 1 and os.stat(directory).st_ino != inode
+
+
 def listen(directory: str, fd: int, group: int | None = None) -> tuple[socket.socket, int]:
     """Listen on the socket of a directory; the caller has its lock. Return the socket, and the
     number of its file. Raises :class:`StorageError`."""

@@ -28,6 +28,9 @@ from qindex.server import frames
 
 VERSION = 1
 """Of this protocol: server and client have the same."""
+INODE = "directory_inode"
+"""In the reply to a hello, beside the options: the number of the directory that the server has. A
+directory has no second name, as a socket may have."""
 CAPABILITIES = ("consume", "get-ack", "get-first", "parts", "restore", "transactions")
 
 HEAD = Struct(">I")

@@ -74,6 +74,7 @@ class Server(Loop):
             for name, value in asdict(engine.options).items()
             if name not in ("lock_timeout", "read_only")
         }
+        self._options[wire.INODE] = os.stat(engine.directory).st_ino
         self.handlers: dict[Any, Callable[[Connection, int, list[Any]], Reply]] = (
             self._all_handlers()
         )

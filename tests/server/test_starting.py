@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 import qindex
+import qindex.aio
 from qindex.format import layout
 from qindex.server import place, spawn
 from tests.effort import by_tier
@@ -247,6 +250,26 @@ def test_a_directory_of_others_is_not_used_for_the_socket(tmp_path: Path) -> Non
     with pytest.raises(qindex.StorageError, match="open to others"):
         place.listen(str(tmp_path), fd)
     os.close(fd)
+
+
+def test_a_hard_linked_copy_does_not_use_the_server_of_the_original(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with qindex.open(data, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        subprocess.run(["cp", "-al", data, copy], check=True)
+        with pytest.raises(qindex.NotAStoreError, match="by hard links"):
+            qindex.open(copy, shared=True)
+
+        async def main() -> None:
+            with pytest.raises(qindex.NotAStoreError, match="by hard links"):
+                await qindex.aio.open(copy, shared=True)
+
+        asyncio.run(main())
+        with qindex.open(data, shared=True) as other:
+            assert other.queue("q").get().body == b"x"
+    shutil.rmtree(copy)
+    end_server(data)
 
 
 def test_a_long_path_works(tmp_path: Path) -> None:
