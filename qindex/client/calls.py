@@ -311,9 +311,9 @@ class Owner:
         self.ahead: Ahead | None = ahead
         self.settled: set[int] | None = set() if is_batch else None
 
-    def mark(self, delivery: Delivery, owner: Settles | None = None) -> None:
+    def mark(self, delivery: Delivery) -> None:
         """Mark a delivery as settled."""
-        delivery._queue = owner
+        delivery._queue = None
         if self.settled is not None:
             self.settled.add(delivery.seq_id)
         if self.ahead is not None:
@@ -406,7 +406,10 @@ def failed(owner: Owner, delivery: Delivery, error: BaseException) -> None:
     """Mark a delivery as outstanding again, or as lapsed, after a call to settle it has failed."""
     owner.unmark(delivery)
     if isinstance(error, LeaseExpiredError):
-        owner.mark(delivery, LAPSED)
+        delivery._queue = LAPSED
+        # Not settled: the batch may make the delivery anew, and the next call is to say the same.
+        if owner.ahead is not None:
+            owner.ahead.unsettled -= 1
 
 
 def nack_values(delay: float | None, count: bool) -> tuple[Any, ...]:

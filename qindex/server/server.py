@@ -700,6 +700,8 @@ class Server(Loop):
             served.settler.ack(delivery)
         finally:
             if delivery._queue is None or not delivery._queue.is_out(seq):
+                if delivery._queue is not None and delivery._has_lapsed():
+                    session.note_lapsed(tag, seq)
                 credit = session.forget(tag, seq)
                 if credit is not None:
                     self._renew(credit, conn)

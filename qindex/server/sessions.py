@@ -253,15 +253,19 @@ class Session:
                     self._look_at(tag, one)
             elif isinstance(found, Delivery):
                 self._look_at(tag, found)
-        while len(self._lapsed) > _MOST_LAPSED:
-            del self._lapsed[next(iter(self._lapsed))]
         self._sweep_at = max(_SWEEP_AT, 2 * len(self._held))
 
     def _look_at(self, tag: int, delivery: Delivery) -> None:
         if delivery.settled and not self._in_transaction(delivery):
             if delivery._has_lapsed():
-                self._lapsed[tag, delivery.seq_id] = None
+                self.note_lapsed(tag, delivery.seq_id)
             self.forget(tag, delivery.seq_id)
+
+    def note_lapsed(self, tag: int, seq_id: int) -> None:
+        """Remember that the lease of a delivery ran out: each call that settles it says so."""
+        self._lapsed[tag, seq_id] = None
+        if len(self._lapsed) > _MOST_LAPSED:
+            del self._lapsed[next(iter(self._lapsed))]
 
     def _in_transaction(self, delivery: Delivery) -> bool:
         return any(
