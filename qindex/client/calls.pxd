@@ -11,7 +11,7 @@ cdef class Owner:
     cdef public Py_ssize_t generation
     cdef public Ahead ahead
 
-    cpdef object mark(self, Delivery delivery, object owner=*)
+    cpdef object mark(self, Delivery delivery)
     cpdef object unmark(self, Delivery delivery)
     cpdef object check(self, Delivery delivery)
     cpdef bint is_over(self) except -1

@@ -580,7 +580,8 @@ class Producer:
         from qindex.format.rabbitmq.bridge import encode_rabbitmq
 
         headers = message.headers
-        if state.later is not None and message.timestamp:
+        # A record of several queues may come into one that has delayed messages.
+        if message.timestamp and (state.later is not None or queues > 1):
             headers = {**headers, TIME_HEADER: message.timestamp // 1000}
         key = state.name if message.key is None else message.key
         message = Message(message.body, key, headers, message.properties)

@@ -114,9 +114,13 @@ def test_rabbitmqs_records_keep_the_order_of_due_messages(tmp_path: Path) -> Non
         time.sleep(0.02)
         queue.publish(b"after", key="k", headers={"n": 1})
         queue.publish_many([b"last"] * 2)
+        engine.publish_to(["other", "q"], bytes(9000))
+        with engine.transaction() as tx:
+            tx.publish("q", b"end")
     with qindex.open(tmp_path, record_format="rabbitmq") as engine:
         batch = engine.queue("q").get_many(10)
-        assert batch.bodies == [b"before", b"due", b"after", b"last", b"last"]
+        expected = [b"before", b"due", b"after", b"last", b"last", bytes(9000), b"end"]
+        assert batch.bodies == expected
         assert batch[2].headers["n"] == 1
 
 
