@@ -5,65 +5,53 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from journal import format as journal_format
 from journal.arguments import listed, refuse_pickling
 from journal.compiled import build, log_once
 from journal.errors import (
     ClosedError,
-    DamageError,
     NotAStoreError,
     StorageError,
     StoreError,
     UsageError,
     WritesRefusedError,
-    storage_errors,
 )
-from journal.findings import Cause, Finding, Kind
+from journal.findings import Cause, Finding
 from journal.fs.beneath import beneath, follow, leave, make_store_directory
-from journal.fs.files import FileSystem, make_dirs, replace_file
+from journal.fs.files import FileSystem, replace_file
 from journal.fs.together import together
 from journal.locks.call_lock import CallLock, refuse_twice
 from journal.locks.calls import Calls
 from journal.locks.directory_lock import DirectoryLock
 from journal.locks.lock_order import Rank
-from journal.poison import Poison, was_tried
+from journal.poison import Poison
 from journal.threads import check_unpatched
 from msgstore import CompactionReport
 from qindex.engine.housekeeper import Housekeeper
-from qindex.engine.idle_queues import Roster
 from qindex.engine.moves import Moves
 from qindex.engine.transaction_recovery import finish_transactions
 from qindex.engine.transactions import Transaction, Transactions
 from qindex.format import layout
 from qindex.format.message import Body, Message, message_of
-from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
-from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import (
     NO_SETTINGS,
     Overflow,
     QueueSettings,
     Unset,
     checked_name,
-    settings_values,
 )
 from qindex.format.values import Serializer, coder_of
 from qindex.index.file_budget import FileBudget
-from qindex.index.queue_index import QueueIndex
-from qindex.index.segment import Segment
-from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.queue.delivery import Delivery
-from qindex.queue.flushing import Flusher, close_together
+from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts
-from qindex.queue.priorities import PriorityParts
 from qindex.queue.queue import Queue
 from qindex.queue.room import WouldWaitError
 from qindex.queue.state import QueueState
@@ -72,11 +60,9 @@ from qindex.queue.timer import Alarm
 from qindex.queue.waiting import await_room, take_first
 from qindex.queue.wake_ups import has_time
 from qindex.recovery import store_directory
-from qindex.recovery.damage import refuse_losses, report
-from qindex.recovery.queue_directory import remove_queue_directory, stored_name
-from qindex.recovery.settings_file import adopt_settings, read_settings
-from qindex.recovery.snapshot import RestingQueue, write_snapshot
-from qindex.recovery.store_recovery import StoreRecovery, remove_journal
+from qindex.recovery.snapshot import write_snapshot
+from qindex.shelf.idle_queues import Roster
+from qindex.shelf.shelf import Shelf
 
 if TYPE_CHECKING:
     from qindex.worker.schedules import Missed, Schedule
@@ -122,11 +108,8 @@ class Engine:
         self._lock = CallLock(directory)
         self._calls = Calls(directory)
         self._closing = CallLock(directory)
-        self._awake: dict[str, Queue] = {}
-        # The directories' names of the queues that were looked up.
-        self._hashes: dict[str, str] = {}
-        self._resting: dict[str, RestingQueue] = {}
-        self._queues_directory = os.path.join(directory, layout.QUEUES)
+        # Of the queues in use, by their names.
+        self._queues: dict[str, Queue] = {}
         self._housekeeper: Housekeeper | None = None
         budget = FileBudget(options.max_open_files)
         ask = self._ask_for_room if options.background else None
@@ -135,6 +118,18 @@ class Engine:
         self._roster = Roster(budget.journals, ask, order)
         self._alarm = Alarm(order)
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
+        self._shelf = Shelf(
+            fs,
+            directory,
+            options,
+            self._poison,
+            self._lock,
+            self._roster,
+            self._moves,
+            self._alarm,
+            self._calls,
+            self._ask_flush if options.background else None,
+        )
         self._transactions = Transactions(self._moves, self._lock, self._calls, self._parts_of)
         self._directory_lock = self._enter(outside)
         try:
@@ -185,21 +180,9 @@ class Engine:
             identity = layout.new_identity()
             marker = layout.StoreMarker(count, options.vhost, identity=identity)
             replace_file(fs, os.path.join(directory, layout.MARKER), layout.pack_marker(marker))
-        self._entry_count = marker.entry_count
-        self._vhost = marker.vhost
-        make_dirs(fs, self._queues_directory)
-        self._recovery = StoreRecovery(
-            fs,
-            directory,
-            self._entry_count,
-            options,
-            self._poison,
-            self._before_reclaim,
-        )
-        opened = self._recovery.open()
-        self._resting = opened.queues
-        self._messages = opened.messages
-        self.findings = opened.findings
+        self._shelf.recover(marker)
+        self._messages = self._shelf.messages
+        self.findings = self._shelf.findings
 
     def _begin(self) -> None:
         """Finish what a crash cut short, and start what runs by itself."""
@@ -218,25 +201,18 @@ class Engine:
             self._alarm.begin()
         except BaseException:
             self._alarm.stop()
-            for parts in self._awake_parts():
+            for parts in self._shelf.levels():
                 parts.state.index.journal.close(cut=False)
             self._messages.close()
             raise
 
     def _wake_expiring(self) -> None:
         """Open the queues with a ttl that hold messages: they expire though nobody asks for the
-        queue. Of queues without settings nothing is read."""
-        for hashed, resting in list(self._resting.items()):
-            if not resting.has_settings or hashed not in self._resting:
-                continue
+        queue."""
+        for hashed, resting in list(self._shelf.resting.items()):
             try:
-                settings = read_settings(self._fs, resting.directory)
-                is_plain = settings.max_priority is None
-                if settings.message_ttl is None or (is_plain and not resting.live):
-                    continue
-                name = stored_name(self._fs, resting.directory, hashed, self.findings)
-                priority = None if is_plain else 0
-                if directory_name(self._vhost, checked_name(name), priority) == hashed:
+                name = self._shelf.expiring(hashed, resting)
+                if name is not None:
                     self.queue(name)
             except (StoreError, OSError) as error:
                 # The next call that opens this queue raises it; the other queues can be used.
@@ -249,7 +225,7 @@ class Engine:
         open: closing them would need room on the disk."""
 
         def queue_of(name: str) -> QueueParts | None:
-            return self._parts_of(name) if self._is_there(checked_name(name)) else None
+            return self._parts_of(name) if self._shelf.has(checked_name(name)) else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
         remove = finish_transactions(self._fs, self.directory, queue_of, hurt, self.findings)
@@ -257,40 +233,6 @@ class Engine:
             for queue in self._awake_queues():
                 queue._parts.flusher.sync()
             remove()
-
-    def _is_there(self, raw: bytes) -> bool:
-        """Return whether there is a queue of this name."""
-        hashed = directory_name(self._vhost, raw)
-        if hashed in self._awake or hashed in self._resting:
-            return True
-        return directory_name(self._vhost, raw, 0) in self._resting
-
-    def _put_to_rest(self, hashed: str) -> None:
-        """Close a queue that was in use."""
-        parts = self._awake[hashed]._parts
-        try:
-            parts.close()
-        finally:
-            for level in parts.levels:
-                self._roster.leave(level)
-        self._rest_again(parts.levels)
-
-    def _rest_again(self, levels: Iterable[QueueParts]) -> None:
-        """Note the state of directories whose files are closed."""
-        for level in levels:
-            hashed = os.path.basename(level.state.index.directory)
-            self._resting[hashed] = level.flusher.resting()
-
-    def _before_reclaim(self) -> None:
-        """Sync the acks before the message store deletes the messages they released. Otherwise a
-        crash could lose an ack whose message is already gone."""
-        self._poison.check()
-        together(self._fs, lambda one: one.flusher.sync_if_open(), self._roster.unflushed())
-
-    def _recover(self, path: str) -> RestingQueue:
-        resting, findings = self._recovery.recover_one(path)
-        self.findings += findings
-        return resting
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -355,7 +297,7 @@ class Engine:
             and name.__class__ is str
         ):
             # A program may look a queue up for each message.
-            known = self._awake.get(self._hashes.get(name, ""))
+            known = self._queues.get(name)
             if known is not None:
                 self._lock.check()
                 return known
@@ -378,333 +320,13 @@ class Engine:
             # A queue that becomes a priority queue is to have nothing that is still to be durable.
             self._moves.settle()
         with self._lock:
-            hashed = self._hashes[name] = directory_name(self._vhost, raw)
-            queue = self._awake.get(hashed)
-            if queue is not None and max_priority is not None:
-                queue = self._with_priorities(queue, max_priority)
-            if queue is None:
-                with storage_errors(self.directory, f"queue {name!r} can't be opened"):
-                    parts = self._wake(name, raw, hashed, given)
-                queue = self._awake[hashed] = Queue(parts, self)
-            elif queue.settings.changed(**given) != queue.settings:
-                self._change(queue, given)
+            parts = self._shelf.find(name, raw, given)
+            queue = self._queues.get(name)
+            if queue is None or queue._parts is not parts:
+                queue = self._queues[name] = Queue(parts, self)
             if coder is not None:
                 queue._coder = coder
             return queue
-
-    def _change(self, queue: Queue, given: dict[str, Any]) -> None:
-        """Change the settings of a queue in use: first in its file, then in memory."""
-        self._poison.check()
-        state = queue._parts.state
-        try:
-            wanted = adopt_settings(
-                self._fs, state.index.directory, given, repair=self.options.repair
-            )
-        except OSError as error:
-            what = f"the settings of queue {queue.name!r} can't be changed"
-            raise StorageError(self.directory, what, error) from error
-        queue._parts.change_settings(wanted)
-
-    def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> QueueParts:
-        first = directory_name(self._vhost, raw, 0)
-        if first in self._resting and hashed in self._resting:
-            self._settle_both(name, raw, hashed, first)
-        if first in self._resting:
-            return self._wake_priorities(name, raw, given)
-        if isinstance(given["max_priority"], int):
-            return self._begin_priorities(name, raw, hashed, given)
-        return self._wake_directory(name, raw, given)
-
-    def _wake_directory(
-        self,
-        name: str,
-        raw: bytes,
-        given: dict[str, Any],
-        *,
-        priority: int | None = None,
-        beside: QueueParts | None = None,
-        next_seq: int = 0,
-    ) -> QueueParts:
-        """Open the directory of a queue, or of one priority of it; make it if there is none.
-        ``beside``: that of priority 0. ``next_seq``: the first seq_id of a new directory."""
-        fs = self._fs
-        hashed = directory_name(self._vhost, raw, priority)
-        path = os.path.join(self._queues_directory, hashed)
-        resting = self._resting.get(hashed)
-        if resting is None:
-            if given["overflow"] is not None:
-                # Otherwise a call that is refused below would leave a new queue.
-                NO_SETTINGS.changed(**given).check_overflow()
-            resting, names = self._make(path, self._queue_name_file(raw, priority))
-            if next_seq > resting.next_seq:
-                resting = replace(resting, next_seq=next_seq)
-                SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison).reserve(next_seq)
-                names = fs.listdir(path)
-            if beside is None:
-                _log.info("%s: queue %r made", self.directory, name)
-        else:
-            names = fs.listdir(path)
-            if layout.QUEUE_NAME not in names:
-                # It was lost, and reported as damage at open: this caller knows the name.
-                name_file = os.path.join(path, layout.QUEUE_NAME)
-                replace_file(fs, name_file, self._queue_name_file(raw, priority))
-        if resting.journal:
-            resting = self._resume(resting, hashed)
-        self._remove_journal(resting)
-        if beside is None:
-            repair = self.options.repair
-            are_there = layout.SETTINGS in names
-            settings = adopt_settings(fs, path, given, repair=repair, are_there=are_there)
-        else:
-            settings = beside.state.settings
-        seq_path = os.path.join(path, SEQ_FILE_NAME)
-        seq_file = SeqFile(fs, seq_path, self._poison, is_there=SEQ_FILE_NAME in names)
-        segments = {
-            number: Segment.unloaded(number, self._entry_count, unacked, size)
-            for number, (unacked, size) in resting.segments.items()
-        }
-        index = QueueIndex(
-            fs,
-            path,
-            self._entry_count,
-            self._poison,
-            segments=segments,
-            next_seq=resting.next_seq,
-            seq_file=seq_file,
-        )
-        index.findings = self.findings
-        if resting.journal:
-            index.take_over(resting.journal, resting.held, resting.sums)
-            if index.live != resting.held:
-                self._refuse_count(resting, hashed, index)
-        self._resting.pop(hashed, None)
-        ask = self._ask_flush if self.options.background else None
-        parts = QueueParts(
-            name,
-            index,
-            self.options,
-            settings=settings,
-            mover=self._moves,
-            alarm=self._alarm,
-            calls=self._calls,
-            messages=self._messages,
-            request_flush=ask,
-            files=names,
-            beside=beside,
-            priority=priority,
-        )
-        index.before_waking = partial(self._roster.admit, parts)
-        if resting.journal:
-            self._roster.admit(parts)
-        return parts
-
-    # -- priority queues ------------------------------------------------------------------------
-
-    def _wake_priorities(self, name: str, raw: bytes, given: dict[str, Any]) -> PriorityParts:
-        """Open a priority queue: all directories that it has."""
-        there = self._priorities_there(raw)
-        path = self._resting[directory_name(self._vhost, raw, 0)].directory
-        stored = self._settings_in(path).max_priority
-        if stored is None:
-            # A node has made it, with a directory for each priority that it has had a message of.
-            asked = given["max_priority"]
-            stored = max(1, *there, asked if isinstance(asked, int) else 0)
-        held = sum(self._resting[directory_name(self._vhost, raw, one)].live for one in there)
-        self._check_priorities(name, stored, given["max_priority"], held)
-        given = {**given, "max_priority": given["max_priority"] or stored}
-        made = {0: self._wake_directory(name, raw, given, priority=0)}
-        self._wake_others(name, raw, made)
-        return self._priority_parts(name, raw, made)
-
-    def _settle_both(self, name: str, raw: bytes, plain: str, first: str) -> None:
-        """Undo or finish what a crash has cut short as a queue became a priority queue: it has
-        directories of both kinds. Raises :class:`UsageError` where both hold messages."""
-        there = self._priorities_there(raw)
-        path = self._resting[first].directory
-        is_empty = there == [0] and not self._resting[first].live
-        if is_empty and self._settings_in(path).max_priority is None:
-            gone = first
-        elif not self._resting[plain].live:
-            gone = plain
-        else:
-            raise UsageError(
-                f"queue {name!r} has messages in a directory without priorities and in others with "
-                "priorities: export its messages, delete it, and import them"
-            )
-        del self._resting[gone]
-        self._remove_directory(gone)
-
-    def _priority_parts(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> PriorityParts:
-        def make(priority: int) -> QueueParts:
-            with self._lock:
-                level = parts.made(priority)
-                if level is None:
-                    parts.state.lock.check()
-                    with storage_errors(self.directory, f"queue {name!r} can't be written"):
-                        level = self._wake_directory(
-                            name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
-                        )
-                    parts.add(priority, level)
-                return level
-
-        parts = PriorityParts(made, make)
-        return parts
-
-    def _settings_in(self, path: str) -> QueueSettings:
-        """Read the settings in a queue's directory. Raises :class:`DamageError`, unless the store
-        is open for repair: then damaged ones are set aside."""
-        return adopt_settings(self._fs, path, {}, repair=self.options.repair)
-
-    def _priorities_there(self, raw: bytes) -> list[int]:
-        """Return the priorities of which a queue that is not in use has a directory."""
-        return [
-            priority
-            for priority in range(MAX_PRIORITY + 1)
-            if directory_name(self._vhost, raw, priority) in self._resting
-        ]
-
-    @staticmethod
-    def _check_priorities(
-        name: str, stored: int | None, asked: int | Unset | None, held: int
-    ) -> None:
-        """Raise :class:`UsageError` where the ``max_priority`` of a queue can't be changed."""
-        if asked is None or asked == stored:
-            return
-        if not isinstance(asked, int):
-            raise UsageError(
-                f"queue {name!r} is a priority queue: max_priority can't be taken away; delete the "
-                "queue, and make it anew"
-            )
-        if held:
-            was = f"max_priority={stored}" if stored else "no priorities"
-            raise UsageError(
-                f"queue {name!r} has {was}, and messages: {held}. max_priority can be set to "
-                f"{asked} only while it is empty"
-            )
-
-    def _begin_priorities(
-        self, name: str, raw: bytes, hashed: str, given: dict[str, Any]
-    ) -> PriorityParts:
-        """Make a priority queue, or make one of a queue without priorities that is empty."""
-        plain = self._resting.get(hashed)
-        next_seq = 0
-        if plain is not None:
-            self._check_priorities(name, None, given["max_priority"], plain.live)
-            settings = settings_values(self._settings_in(plain.directory))
-            given = {**settings, **{key: one for key, one in given.items() if one is not None}}
-            given = {**_NOTHING_GIVEN, **given}
-            next_seq = plain.next_seq
-        made = {0: self._wake_directory(name, raw, given, priority=0, next_seq=next_seq)}
-        if plain is not None:
-            del self._resting[hashed]
-            self._remove_directory(hashed)
-        # There are others where the directory of priority 0 was lost.
-        self._wake_others(name, raw, made)
-        return self._priority_parts(name, raw, made)
-
-    def _wake_others(self, name: str, raw: bytes, made: dict[int, QueueParts]) -> None:
-        """Open the directories of the priorities above 0. If one can't be opened, the others are
-        closed again."""
-        try:
-            for priority in self._priorities_there(raw):
-                made[priority] = self._wake_directory(
-                    name, raw, _NOTHING_GIVEN, priority=priority, beside=made[0]
-                )
-        except BaseException:
-            close_together([level.flusher for level in made.values()])
-            for level in made.values():
-                self._roster.leave(level)
-            self._rest_again(made.values())
-            raise
-
-    def _with_priorities(self, queue: Queue, max_priority: int | Unset) -> Queue | None:
-        """Check that a queue in use may have this ``max_priority``. Return None if it must be
-        opened again, as a priority queue."""
-        parts = queue._parts
-        state = parts.state
-        if isinstance(parts, PriorityParts):
-            held = sum(one.state.index.live for one in parts.levels)
-            self._check_priorities(queue.name, parts.max_priority, max_priority, held)
-            return queue
-        if not isinstance(max_priority, int):
-            return queue
-        with state.lock, state:
-            self._check_priorities(queue.name, None, max_priority, state.index.live)
-        hashed = os.path.basename(state.index.directory)
-        with storage_errors(self.directory, f"queue {queue.name!r} can't be closed"):
-            self._put_to_rest(hashed)
-        del self._awake[hashed]
-        return None
-
-    def _resume(self, resting: RestingQueue, hashed: str) -> RestingQueue:
-        """Return the state of a queue whose journal is not empty, once the queue is sound. Raises
-        :class:`DamageError` for a loss, once: the next call goes on with the rest."""
-        resting, findings = self._recovery.resume(resting)
-        remedy = "the bytes are quarantined; the next call goes on with the rest"
-        self._take_note(resting, hashed, findings, remedy)
-        return resting
-
-    def _refuse_count(self, resting: RestingQueue, hashed: str, index: QueueIndex) -> None:
-        """Report a sound journal that differs from the one of the clean close. Raises
-        :class:`DamageError` once, as :meth:`_resume`."""
-        path = os.path.join(resting.directory, journal_format.FILE_NAME)
-        what = (
-            f"the queue has {index.live} messages with it; it had {resting.held} at the clean close"
-        )
-        lost = "messages are missing, or acknowledged ones are back"
-        found = Finding(path, 0, resting.journal, Cause.DAMAGE, what, lost, Kind.COUNT)
-        report(found)
-        if not self.options.repair:
-            index.journal.close(cut=False)
-        resting = replace(resting, held=index.live)
-        self._take_note(resting, hashed, [found], "the next call continues with the rest")
-
-    def _take_note(
-        self, resting: RestingQueue, hashed: str, findings: list[Finding], remedy: str
-    ) -> None:
-        """Keep the findings of opening a queue. Raises :class:`DamageError` for a loss, unless the
-        store is open for repair."""
-        self._resting[hashed] = resting
-        self.findings += findings
-        self._messages.miscounted |= any(one.is_loss for one in findings)
-        if not self.options.repair:
-            refuse_losses(findings, remedy)
-
-    def _queue_name_file(self, raw: bytes, priority: int | None) -> bytes:
-        return format_queue_name(self._vhost, raw, priority)
-
-    def _make(self, path: str, queue_name: bytes) -> tuple[RestingQueue, list[str]]:
-        """Make the directory of a queue, durably; returns the names that are in it but for its own.
-        Raises :class:`OSError`, :class:`StorageError`, :class:`WritesRefusedError`."""
-        fs = self._fs
-        self._poison.check()
-        names: list[str] = []
-        try:
-            fs.mkdir(path)
-        except FileExistsError:
-            names = fs.listdir(path)
-        if set(names) & {journal_format.FILE_NAME, SEQ_FILE_NAME}:
-            # Its deletion was asked for and failed: it is still all there.
-            resting = self._recover(path)
-            return resting, fs.listdir(path)
-        replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
-        # Last, so that one commit of a journaling file system has the directory and the file.
-        fs.sync_dir(self._queues_directory)
-        return RestingQueue(path, 0), names
-
-    def _remove_journal(self, resting: RestingQueue) -> None:
-        """Remove the empty journal that recovery may have left to a queue, before anything is
-        written. Raises :class:`StorageError`."""
-        if not resting.journal_left or self._poison.reason is not None:
-            return
-        try:
-            remove_journal(self._fs, resting.directory, [journal_format.FILE_NAME])
-        except OSError as error:
-            failure = StorageError(resting.directory, "the journal can't be removed", error)
-            if was_tried(error):
-                self._poison.set(failure)
-            raise failure from error
-        resting.journal_left = False
 
     def _parts_of(self, name: str) -> QueueParts:
         return self.queue(name)._parts
@@ -717,11 +339,7 @@ class Engine:
             self._housekeeper.ask_for_room()
 
     def _awake_queues(self) -> list[Queue]:
-        return list(self._awake.values())
-
-    def _awake_parts(self) -> list[QueueParts]:
-        """Return the parts in use of every directory."""
-        return [level for queue in self._awake_queues() for level in queue._parts.levels]
+        return list(self._queues.values())
 
     def queue_names(self) -> list[str]:
         """Return the names of all queues.
@@ -730,10 +348,7 @@ class Engine:
             The names, sorted.
         """
         with self._lock:
-            names = {queue.name for queue in self._awake.values()}
-            for hashed, resting in self._resting.items():
-                names.add(stored_name(self._fs, resting.directory, hashed, self.findings))
-            return sorted(names)
+            return self._shelf.names()
 
     def delete_queue(self, name: str) -> int:
         """Delete a queue and its messages.
@@ -760,74 +375,11 @@ class Engine:
     def _delete_queue(self, name: str, raw: bytes) -> int:
         self._moves.settle()
         with self._lock, self._moves.forgetting():
-            plain = directory_name(self._vhost, raw)
-            queue = self._awake.get(plain)
-            fs = self._fs
-            levels: dict[str, QueueParts | RestingQueue] = {}
-            if queue is not None:
-                for level in queue._parts.levels:
-                    levels[os.path.basename(level.state.index.directory)] = level
-            elif self._is_there(raw):
-                if plain in self._resting:
-                    levels[plain] = self._resting[plain]
-                if directory_name(self._vhost, raw, 0) in self._resting:
-                    # That of priority 0 goes last: as long as it is there, so is the queue.
-                    for priority in reversed(self._priorities_there(raw)):
-                        hashed = directory_name(self._vhost, raw, priority)
-                        levels[hashed] = self._resting[hashed]
-            else:
-                raise UsageError(f"there is no queue {name!r}")
-            for hashed in levels:
-                path = os.path.join(self._queues_directory, hashed)
-                with storage_errors(path, "the queue can't be deleted"):
-                    fs.listdir(path)  # Where that can't be had, the queue stays.
-            count = 0
-            stored: list[list[bytes]] = []
-            for one in levels.values():
-                if isinstance(one, RestingQueue):
-                    count += one.live
-                    stored.append(self._resting_ids(one))
-                else:
-                    count += one.ready() + one.out()
-                    text = f"queue {name!r} was deleted"
-                    stored.append(one.flusher.abandon(ClosedError, text))
-                    self._roster.leave(one)
-            self._awake.pop(plain, None)
-            self._hashes.pop(name, None)
-            for hashed in levels:
-                self._resting.pop(hashed, None)
-            for hashed, ids in zip(levels, stored, strict=True):
-                path = os.path.join(self._queues_directory, hashed)
-                with storage_errors(path, "the queue can't be deleted"):
-                    self._remove_directory(hashed, ids)
-        return count
-
-    def _remove_directory(self, hashed: str, stored: Sequence[bytes] = ()) -> None:
-        """Remove the directory of a queue, in which ``stored`` messages of the message store were.
-        Raises :class:`OSError`, :class:`StorageError`."""
-        fs = self._fs
-        path = os.path.join(self._queues_directory, hashed)
-        if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
-            # An earlier deletion of a queue of this name has failed half-way.
-            remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
-        fs.rename(path, path + layout.DELETED_SUFFIX)
-        fs.sync_dir(self._queues_directory)
-        self._messages.remove(stored)
-        remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
-
-    def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
-        """Return the ids of the messages that a queue has in the message store."""
-        if not self._messages.in_use:
-            return []
-        try:
-            loaded = self._recovery.load_one(resting.directory)
-        except DamageError as error:
-            # A damaged queue can also be deleted.
-            _log.warning("%s: its messages stay in the message store until the next open", error)
-            self._messages.miscounted = True
-            return []
-        self._messages.miscounted |= loaded.unacked != resting.live
-        return [msg_id for _, msg_id in loaded.stored]
+            try:
+                return self._shelf.remove(name, raw)
+            finally:
+                if not self._shelf.has(raw):
+                    self._queues.pop(name, None)
 
     @overload
     def get(
@@ -1229,7 +781,7 @@ class Engine:
 
     def _await_calls(self) -> None:
         """Wait for the calls under way. Calls that wait for something give up."""
-        for parts in self._awake_parts():
+        for parts in self._shelf.levels():
             with parts.state.lock.anyway:
                 parts.state.notify_all()
         # While queues close, the acks of messages that would be deleted may not be durable.
@@ -1256,25 +808,17 @@ class Engine:
                 self._sync_queues()
         except (StoreError, OSError) as error:
             failure = error
-        for hashed in list(self._awake):
-            try:
-                self._put_to_rest(hashed)
-            except (StoreError, OSError) as error:
-                failure = failure or error
-        try:
-            for resting in self._resting.values():
-                self._remove_journal(resting)
-        except StorageError as error:
-            failure = failure or error
+        at_rest = self._shelf.close()
+        failure = failure or at_rest
         # No snapshot may keep the message store's counts where they can't be trusted.
         miscounted = self._messages.in_use and self._messages.miscounted
         if failure is None and self._poison.reason is None and not miscounted:
             self._messages.sync()
             message_store = self._messages.snapshot()
-            write_snapshot(self._fs, self.directory, self._resting, message_store)
+            write_snapshot(self._fs, self.directory, self._shelf.resting, message_store)
         if failure is None and self._poison.thread in _BACKGROUND:
             unflushed = sorted(
-                queue.name for queue in self._awake.values() if queue._parts.flusher.unflushed()[0]
+                queue.name for queue in self._awake_queues() if queue._parts.flusher.unflushed()[0]
             )
             held = ", ".join(map(repr, unflushed)) or "none"
             failure = WritesRefusedError(
@@ -1295,7 +839,7 @@ class Engine:
         refuse_pickling(self)
 
     def __repr__(self) -> str:
-        return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"
+        return f"<Engine {self.directory!r}, {len(self._queues)} queues in use>"
 
 
 def _unless_gone(call: Callable[[], None]) -> None:

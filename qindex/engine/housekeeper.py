@@ -11,9 +11,9 @@ from journal.background import Background
 from journal.errors import ClosedError, StoreError
 from journal.locks.flag import Flag
 from journal.locks.lock_order import LockOrder, Rank
-from qindex.engine.idle_queues import Roster
 from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts
+from qindex.shelf.idle_queues import Roster
 
 _log = logging.getLogger("qindex.engine")
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import qindex
 from qindex.engine.housekeeper import Housekeeper
-from qindex.engine.idle_queues import Roster
+from qindex.shelf.idle_queues import Roster
 from qindex.engine.opening import open_store
 from qindex.queue.delivery import Delivery
 from tests.crash.ledger import Book, Message
@@ -202,7 +202,7 @@ class Driver:
         def others() -> None:
             # Another thread would wait for this sync where a flush became due; here that is the
             # same thread, so the flush is left for later, as one that has just failed.
-            queues = [] if self.engine is None else list(self.engine._awake.values())
+            queues = [] if self.engine is None else list(self.engine._queues.values())
             for queue in queues:
                 queue._parts.flusher._retry_at += _LATER
             try:
@@ -556,7 +556,7 @@ class Driver:
                     one.ready = True
             book.changed()
         if self.engine is not None:
-            for queue in self.engine._awake.values():
+            for queue in self.engine._queues.values():
                 later = queue._parts.state.later
                 if later is not None:
                     later.on_alarm()

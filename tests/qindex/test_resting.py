@@ -18,7 +18,7 @@ import qindex
 import qindex.aio
 from journal.block_sums import heal
 from journal.fs.files import MAPS_KEEP_HANDLES, PathLike, RealFileSystem
-from qindex.engine.idle_queues import Roster
+from qindex.shelf.idle_queues import Roster
 from qindex.index.file_budget import FileBudget
 from tests.effort import by_tier
 from tests.qindex.support import (
@@ -127,7 +127,7 @@ def test_a_clean_close_of_queues_at_rest(tmp_path: Path, transient: bool) -> Non
         journal = queue_directory(tmp_path, name) / "journal.jif"
         assert 0 < journal.stat().st_size == len(journal.read_bytes().rstrip(b"\0"))
     with open_quietly(tmp_path) as engine:
-        assert len(engine._resting) == 3
+        assert len(engine._shelf.resting) == 3
         assert not engine.findings
         assert [body for _, body, _ in drain(engine.queue("b"))] == [b"1", b"2", b"4"]
         assert [body for _, body, _ in drain(engine.queue("a"))] == [b"1", b"2"]
@@ -374,7 +374,7 @@ def test_a_queue_that_nobody_used_opens_no_file(tmp_path: Path) -> None:
 
 def test_those_not_used_for_long_go_first(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
-        roster = engine._roster = Roster(3, None)
+        roster = engine._roster = engine._shelf._roster = Roster(3, None)
         queues = [engine.queue(str(number)) for number in range(6)]
         for queue in queues[:3]:
             queue.publish(b"a")
@@ -391,7 +391,7 @@ def test_those_not_used_for_long_go_first(tmp_path: Path) -> None:
 
 def test_a_queue_in_use_is_not_waited_for(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
-        engine._roster = Roster(1, None)
+        engine._roster = engine._shelf._roster = Roster(1, None)
         busy, other = engine.queue("busy"), engine.queue("other")
         busy.publish(b"a")
         with busy._parts.state.lock:

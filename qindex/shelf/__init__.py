@@ -1,0 +1,1 @@
+"""The queues of a store: finding, making, waking, resting, recovering, removing them."""
