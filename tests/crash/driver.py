@@ -17,9 +17,9 @@ from unittest import mock
 
 import qindex
 from qindex.engine.housekeeper import Housekeeper
-from qindex.shelf.idle_queues import Roster
 from qindex.engine.opening import open_store
 from qindex.queue.delivery import Delivery
+from qindex.shelf.idle_queues import Roster
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem

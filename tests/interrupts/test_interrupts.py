@@ -28,8 +28,8 @@ from journal.locks.flag import Flag
 from journal.locks.patience import PatientLock
 from journal.locks.sync import GroupCommit
 from qindex.engine.housekeeper import Housekeeper
-from qindex.shelf.idle_queues import Roster
 from qindex.queue.timer import Alarm
+from qindex.shelf.idle_queues import Roster
 from tests.effort import by_tier, part
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation

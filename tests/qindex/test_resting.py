@@ -18,8 +18,8 @@ import qindex
 import qindex.aio
 from journal.block_sums import heal
 from journal.fs.files import MAPS_KEEP_HANDLES, PathLike, RealFileSystem
-from qindex.shelf.idle_queues import Roster
 from qindex.index.file_budget import FileBudget
+from qindex.shelf.idle_queues import Roster
 from tests.effort import by_tier
 from tests.qindex.support import (
     WAIT,
