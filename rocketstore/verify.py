@@ -23,8 +23,15 @@ import numpy.typing as npt
 
 from journal.errors import StorageError, UsageError, storage_errors
 from journal.findings import Cause, Finding, Kind
-from journal.fs.beneath import beneath, leave, open_to_others, special
-from journal.fs.files import FileSystem, PathLike, checked_path, is_there, read_optional
+from journal.fs.beneath import beneath, leave, open_to_others
+from journal.fs.files import (
+    FileSystem,
+    PathLike,
+    checked_path,
+    is_there,
+    read_optional,
+    special,
+)
 from journal.memory.arrays import I64
 from journal.threads import check_unpatched
 from rocketstore.format.checkpoint_format import Checkpoint

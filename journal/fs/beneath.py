@@ -41,7 +41,9 @@ from journal.fs.files import (
     is_there,
     make_dirs,
     move_up,
+    special,
     sync_directory,
+    unsafe,
 )
 
 _log = logging.getLogger("qindex.files")
@@ -60,14 +62,6 @@ _ALWAYS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _ATTEMPTS: Final = 64
 """Attempts at a look-up that met a rename elsewhere in the system (``EAGAIN``)."""
-
-_KINDS: Final = (
-    (stat.S_ISLNK, "a symbolic link, which is not followed"),
-    (stat.S_ISFIFO, "a FIFO, not a file"),
-    (stat.S_ISSOCK, "a socket, not a file"),
-    (stat.S_ISCHR, "a character device, not a file"),
-    (stat.S_ISBLK, "a block device, not a file"),
-)
 
 
 def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileSystem:
@@ -348,7 +342,7 @@ class BeneathFileSystem(RealFileSystem):
             status = os.fstat(fd)
             opened = status.st_mode
             if special(opened):
-                raise _unsafe(os.fspath(path), opened)
+                raise unsafe(os.fspath(path), opened)
             if flags & _WRITES and status.st_nlink > 1 and stat.S_ISREG(opened):
                 raise _linked(os.fspath(path), status.st_nlink)
             if mode & ~opened and not status.st_size:
@@ -457,14 +451,7 @@ def _explain(root_fd: int, root: str, inner: str) -> None:
         except OSError:
             return
         if special(mode):
-            raise _unsafe(os.path.join(root, done), mode) from None
-
-
-def special(mode: int) -> str | None:
-    """Say what a thing of this ``st_mode`` is that is neither a file nor a directory."""
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return None
-    return next((text for test, text in _KINDS if test(mode)), "no regular file")
+            raise unsafe(os.path.join(root, done), mode) from None
 
 
 def _linked(path: str, names: int) -> UnsafeFileError:
@@ -473,10 +460,6 @@ def _linked(path: str, names: int) -> UnsafeFileError:
         "put a copy in its place (cp -p FILE FILE.copy; mv FILE.copy FILE)"
     )
     return UnsafeFileError(errno.EMLINK, text, path)
-
-
-def _unsafe(path: str, mode: int) -> UnsafeFileError:
-    return UnsafeFileError(errno.ELOOP, f"{path} is {special(mode)}", path)
 
 
 def _open_step_by_step(root_fd: int, inner: str, flags: int, mode: int) -> int:

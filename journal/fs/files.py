@@ -31,6 +31,7 @@ import fcntl
 import logging
 import mmap as _mmap
 import os
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,13 @@ _MAPPED = 4 << 20
 """Bytes of a file that is mapped to be read."""
 _POPULATE_READ = 22
 """``MADV_POPULATE_READ`` of Linux 5.14, which :mod:`mmap` does not name."""
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link, which is not followed"),
+    (stat.S_ISFIFO, "a FIFO, not a file"),
+    (stat.S_ISSOCK, "a socket, not a file"),
+    (stat.S_ISCHR, "a character device, not a file"),
+    (stat.S_ISBLK, "a block device, not a file"),
+)
 _ZEROS = bytes(1 << 16)
 _BLOCK = 512
 """Bytes of a block of ``st_blocks``, on any file system."""
@@ -119,8 +127,19 @@ class RealFileSystem:
 
     @staticmethod
     def open(path: PathLike, flags: int, mode: int = 0o600, /) -> int:
-        """Open a file, as :func:`os.open` does, with a descriptor above the standard streams'."""
-        fd = os.open(path, flags, mode)
+        """Open a file or directory, as :func:`os.open` does, with a descriptor above the standard
+        streams'. Raises :class:`UnsafeFileError` for anything else: to open a FIFO, or to read from
+        a device, may take forever."""
+        try:
+            fd = os.open(path, flags | os.O_NONBLOCK, mode)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise unsafe(path, os.stat(path).st_mode) from None  # nobody reads from the FIFO
+        kind = os.fstat(fd).st_mode
+        if special(kind):
+            os.close(fd)
+            raise unsafe(path, kind)
         return fd if fd >= _FIRST_FREE else move_up(fd)
 
     @staticmethod
@@ -284,6 +303,19 @@ def checked_path(path: PathLike) -> str:
     except (TypeError, UnicodeEncodeError):
         pass
     raise UsageError(f"a path must be a str or os.PathLike without NUL, not {path!a}")
+
+
+def special(mode: int) -> str | None:
+    """Say what a thing of this ``st_mode`` is that is neither a file nor a directory."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return next((text for test, text in _KINDS if test(mode)), "no regular file")
+
+
+def unsafe(path: PathLike, mode: int) -> UnsafeFileError:
+    """Return the error of a path that is not opened because of its ``st_mode``."""
+    name = os.fspath(path)
+    return UnsafeFileError(errno.ELOOP, f"{name} is {special(mode)}", name)
 
 
 def create(fs: FileSystem, path: PathLike) -> int:

@@ -22,6 +22,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from journal.fs.files import REAL, read_file
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.results import JobOptions, Outcome, Plot, Table
 from pyspark_qindex.jobs.stats import stats
@@ -113,7 +114,7 @@ def _earlier(html: str) -> Iterator[dict[str, Any]]:
     for directory in sorted(Path(_history(html)).glob("*/")):
         try:
             moment = datetime.strptime(directory.name, _MOMENT).replace(tzinfo=UTC)
-            summary = json.loads((directory / "summary.json").read_bytes())
+            summary = json.loads(read_file(REAL, directory / "summary.json"))
         except (OSError, ValueError):
             continue  # one that was killed, or something else
         if isinstance(summary, dict) and all(isinstance(summary.get(n), int) for n in _TOTALS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from journal.errors import (
     StoreError,
     UsageError,
 )
+from journal.fs.files import REAL
 from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.opening import open_here
 from qindex.cli.output import (
@@ -186,7 +188,7 @@ def _batches(files: list[Path], lines: bool | None) -> Iterator[list[bytes]]:
             yield from _lines(partial(stream.read1, _CHUNK))
         return
     for path in files:
-        with path.open("rb") as file:
+        with os.fdopen(REAL.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
             if lines:
                 yield from _lines(partial(file.read, _CHUNK))
             else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from journal.errors import UsageError
+from journal.fs.files import REAL, read_file
 
 HEADER_BYTES = 16
 """Each body starts with the time it was due and its number: the smallest body there can be."""
@@ -174,7 +175,7 @@ def read_workload(path: Path) -> Workload:
     Raises :class:`UsageError` for anything else, :class:`OSError` if it can't be read.
     """
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_file(REAL, path))
     except ValueError as error:
         raise UsageError(f"{path}: is not JSON: {error}") from error
     if not isinstance(values, dict):

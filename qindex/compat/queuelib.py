@@ -20,6 +20,7 @@ import os
 from contextlib import suppress
 
 from journal.errors import ClosedError, StorageError, UsageError, storage_errors
+from journal.fs.files import REAL
 from journal.locks.call_lock import CallLock
 from qindex.compat import shared
 from qindex.queue.delivery import Delivery
@@ -98,8 +99,7 @@ class FifoDiskQueue:
         with storage_errors(self.path, "the queue can't be marked"):
             for other in set(marks) - {mine}:
                 os.unlink(os.path.join(self.path, other))
-            with open(os.path.join(self.path, mine), "wb"):
-                pass
+            REAL.close(REAL.open(os.path.join(self.path, mine), os.O_WRONLY | os.O_CREAT))
 
     def push(self, data: bytes) -> None:
         """Append an item.

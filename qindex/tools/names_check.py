@@ -11,8 +11,7 @@ from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import StorageError, storage_errors
 from journal.findings import Cause, Finding, Kind
-from journal.fs.beneath import special
-from journal.fs.files import FileSystem, names_in
+from journal.fs.files import FileSystem, names_in, special
 from msgstore.format import NODE_STATE_NAMES, classify_name
 from msgstore.format import Kind as FileKind
 from qindex.format import layout

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from journal.errors import StoreError, UnsafeFileError, UsageError
-from journal.fs.beneath import special
 from journal.fs.files import REAL, refuse_hole
 from qindex.format.envelope import Moved
 from qindex.format.settings import QueueSettings, checked_name, settings_of_values
@@ -53,19 +52,16 @@ class FormatError(StoreError):
 def open_input(path: Path) -> BinaryIO:
     """Open a file to import. Raises :class:`FormatError` if it is not a regular file, which might
     never end, and for a hole that takes no room on disk and all of the memory; :class:`OSError`."""
-    fd = REAL.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = -1
     try:
-        status = os.fstat(fd)
-        odd = special(status.st_mode)
-        if odd is not None:
-            raise FormatError(path, 0, f"is {odd}")
-        refuse_hole(REAL, fd, status.st_size, 0)
+        fd = REAL.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        refuse_hole(REAL, fd, os.fstat(fd).st_size, 0)
         return os.fdopen(fd, "rb")
-    except UnsafeFileError as error:
-        os.close(fd)
-        raise FormatError(path, 0, str(error.strerror)) from error
-    except BaseException:
-        os.close(fd)
+    except BaseException as error:
+        if fd >= 0:
+            os.close(fd)
+        if isinstance(error, UnsafeFileError):
+            raise FormatError(path, 0, str(error.strerror)) from error
         raise
 
 

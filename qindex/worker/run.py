@@ -23,6 +23,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from journal.errors import UsageError
+from journal.fs.files import REAL
 from qindex.queue.delivery import Delivery
 from qindex.queue.notes.leases import check_lease
 from qindex.server import signals
@@ -360,7 +361,7 @@ class Worker:
         told = {"pid": os.getpid(), "time": time(), "queue": self.queue.name}
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with open(os.open(f"{path}.new", flags, 0o644), "w") as file:
+            with open(REAL.open(f"{path}.new", flags, 0o644), "w") as file:
                 json.dump(told | asdict(self.figures), file)
             os.replace(f"{path}.new", path)
         except OSError as error:

@@ -164,6 +164,9 @@ def is_knowable(root: Path, harm: Harm) -> bool:
     if suffix == ".jif":
         # A flush empties the journal, and does not remove it.
         return harm.data is None or not _ends_whole(journal_layout(MAX_SEQ_ID), data)
+    if suffix == ".qi" and harm.data is None:
+        # It goes, and then its messages, when all is acknowledged. Large ones are elsewhere.
+        return (root / harm.path).with_suffix(".qs").exists()
     if suffix == ".qi" and what != "swapped":
         # A slot of zeros was acknowledged.
         pairs = enumerate(zip(data, before, strict=False))

@@ -276,3 +276,15 @@ def test_a_daemon_without_standard_streams(tmp_path: Path) -> None:
         assert [len(one.body) for one in engine.queue("q").peek(9)] == [20_000, 5] * 3
     with rocketstore.open(tmp_path / "rocket") as store:
         assert len(store.get("t", 0, 0).bodies) == 3
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
+def test_what_may_block_is_not_opened(tmp_path: Path, flags: int) -> None:
+    before = len(os.listdir("/dev/fd"))
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", "/dev/zero"):
+        with pytest.raises(UnsafeFileError, match="not a file"):
+            REAL.open(path, flags)
+    assert len(os.listdir("/dev/fd")) == before
+    fd = REAL.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    os.close(fd)

@@ -454,6 +454,18 @@ def test_slow_handlers_are_reported_with_their_stack(
             queue.purge()
 
 
+def test_a_health_file_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody may put a FIFO into /tmp: the worker goes on, and says so."""
+    path = tmp_path / "health"
+    os.mkfifo(f"{path}.new")
+    with qindex.open(tmp_path / "data") as engine:
+        queue = engine.queue("q")
+        queue.publish(b"ack")
+        with running(queue, handlers.handle, health=str(path)) as found:
+            wait_until(lambda: found.worker.figures.done)
+            wait_until(lambda: "is a FIFO, not a file" in caplog.text)
+
+
 def test_the_health_file(tmp_path: Path) -> None:
     path = tmp_path / "health"
     with qindex.open(tmp_path / "data") as engine:
