@@ -233,6 +233,10 @@ class Caller:
                     f"{self.directory}: another event loop uses this engine: open one for each"
                 )
             link.abandon()
+        for one in list(self._wires):
+            # A session lasts as long as any of its connections is open.
+            if not one.is_lost and not self._home.lives(one.generation):
+                one.close() if one.loop is loop else one.abandon()
         connecting = self._connecting
         if connecting is None or connecting.done() or connecting.get_loop() is not loop:
             self._connecting = connecting = asyncio.ensure_future(self._connect_anew())

@@ -13,6 +13,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.aio.wire import Wire
 from qindex.server import protocol as wire
 from tests.effort import by_tier, chance
 from tests.server.support import WAIT, end_server, server_pid
@@ -163,9 +164,9 @@ def killed(directory: Path) -> None:
     os.kill(server_pid(directory), signal.SIGKILL)
 
 
-async def gone(engine: qindex.aio.SharedEngine) -> None:
+async def gone(engine: qindex.aio.SharedEngine, link: Wire | None = None) -> None:
     """Wait until the loop has seen that the server is gone."""
-    link = engine._wire
+    link = link or engine._wire
     assert link is not None
     async with asyncio.timeout(WAIT):
         while not link.is_lost:
@@ -237,6 +238,33 @@ def test_what_is_of_an_earlier_server_is_never_used_with_another(tmp_path: Path)
             engine._join = killed_between  # type: ignore[method-assign, assignment]
             async with a.consume(prefetch=1, timeout=WAIT) as messages:
                 assert (await anext(messages)).body == b"for a"
+
+    asyncio.run(main())
+    end_server(tmp_path)
+
+
+def test_a_session_ends_with_any_of_its_connections(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:
+            queue = await engine.queue("q")
+            await queue.publish_many([b"1", b"2", b"3"])
+            held = await queue.get()
+            one, other = queue.consume(prefetch=1), queue.consume(prefetch=1)
+            assert [(await anext(each)).body for each in (one, other)] == [b"2", b"3"]
+            link = one._link
+            assert link is not None
+            assert link._transport is not None
+            link._transport.abort()
+            await gone(engine, link)
+            # What the session held is back, and with the next one.
+            assert [each.body for each in await queue.get_many(3, timeout=WAIT)] == [
+                b"1",
+                b"2",
+                b"3",
+            ]
+            with pytest.raises(qindex.LeaseExpiredError):
+                await held.ack()
+            assert other._link is not None
 
     asyncio.run(main())
     end_server(tmp_path)

@@ -8,6 +8,7 @@ what it is sent whenever the order says so. At the end of each order all request
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import socket
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from tests.effort import by_tier, chance
 
 pytestmark = pytest.mark.interpreted  # a compiled loop reads the descriptor itself
 
-LONGEST = by_tier(quick=4, all=6, nightly=8)
+LONGEST = by_tier(quick=3, all=5, nightly=7)
 RANDOM = by_tier(quick=300, all=5000, nightly=100_000)
 ROOMS = (1 << 18, 1 << 30)
 """Bytes that the made-up socket takes before its client reads: less than one reply, or all."""
@@ -152,6 +153,7 @@ class World:
             at += size
         self.loop.refuse_new()
         self.theirs.close()
+        os.close(self.loop.event)
         return found
 
 
