@@ -39,7 +39,7 @@ from journal.fs.files import PathLike
 if TYPE_CHECKING:
     from qindex.client.engine import SharedEngine
     from qindex.client.faces import AnyEngine, AnyQueue
-    from qindex.client.queue import SharedConsumer, SharedQueue
+    from qindex.client.shared_queue import SharedConsumer, SharedQueue
     from qindex.engine.engine import Engine
     from qindex.engine.read_only import ReadOnlyEngine, ReadOnlyStats
     from qindex.engine.transactions import Transaction
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from qindex.format.settings import UNSET, QueueSettings
     from qindex.options import Durability, Format, OpenOptions, Options
     from qindex.queue.delivery import Batch, Delivery
-    from qindex.queue.queue import Queue
+    from qindex.queue.plain_queue import Queue
     from qindex.queue.stats import ByReason, EngineStats, QueueStats
     from qindex.queue.waiting import Consumer
     from qindex.tools.convert import convert
@@ -132,7 +132,7 @@ _LATER = {
     "Gap": "qindex.following",
     "Message": "qindex.format.message",
     "Options": "qindex.options",
-    "Queue": "qindex.queue.queue",
+    "Queue": "qindex.queue.plain_queue",
     "QueueGoneError": "qindex.following",
     "QueueSettings": "qindex.format.settings",
     "QueueStats": "qindex.queue.stats",
@@ -141,9 +141,9 @@ _LATER = {
     "ReadOnlyStats": "qindex.engine.read_only",
     "SaveReport": "qindex.tools.saved",
     "Schedule": "qindex.worker.schedules",
-    "SharedConsumer": "qindex.client.queue",
+    "SharedConsumer": "qindex.client.shared_queue",
     "SharedEngine": "qindex.client.engine",
-    "SharedQueue": "qindex.client.queue",
+    "SharedQueue": "qindex.client.shared_queue",
     "Ticker": "qindex.worker.ticking",
     "Transaction": "qindex.engine.transactions",
     "VerifyReport": "qindex.tools.verify",

@@ -33,7 +33,7 @@ from qindex.engine import opening
 from qindex.format.message import Body, Message, message_of
 from qindex.options import OpenOptions
 from qindex.queue import delivery as plain_delivery
-from qindex.queue import queue as plain_queue
+from qindex.queue import plain_queue
 from qindex.queue.stats import EngineStats
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
 

@@ -20,7 +20,7 @@ from functools import partial
 from journal.errors import ClosedError, StoreError
 from qindex.aio.threads import Helper, Syncer, Waiting
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 
 _GivenBack = list[tuple[Delivery, bool]]
 

@@ -1,4 +1,4 @@
-"""A queue for coroutines: :class:`qindex.queue.queue.Queue` with awaitable methods."""
+"""A queue for coroutines: :class:`qindex.Queue` with awaitable methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
 from qindex.format.values import Value, coded
 from qindex.queue import delivery as plain_delivery
-from qindex.queue import queue as plain
+from qindex.queue import plain_queue as plain
 from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import no_delivery
 from qindex.queue.flushing import Flusher
@@ -58,7 +58,7 @@ _BATCH_ON_LOOP = 1 << 20
 class Queue:
     """One durable queue. Made by :meth:`qindex.aio.engine.Engine.queue`.
 
-    All methods raise as those of :class:`qindex.queue.queue.Queue` do. May be used from several
+    All methods raise as those of :class:`qindex.Queue` do. May be used from several
     loops and threads at a time. Calls that find what they need do not suspend, but one in 256.
     """
 

@@ -1,4 +1,5 @@
-"""A queue of a shared store for coroutines: :class:`qindex.client.queue.SharedQueue`, awaitable."""
+"""A queue of a shared store for coroutines: :class:`~qindex.client.shared_queue.SharedQueue`,
+awaitable."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class SharedQueue(Opens):
     """One durable queue of a shared store. Made by :meth:`SharedEngine.queue`.
 
     It has the methods of :class:`qindex.aio.queue.Queue`, and raises what
-    :class:`qindex.client.queue.SharedQueue` raises.
+    :class:`qindex.client.shared_queue.SharedQueue` raises.
     """
 
     def __init__(self, engine: Caller, name: str, at: tuple[int, int]) -> None:

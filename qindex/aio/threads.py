@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from journal.errors import ClosedError, UsageError
 from journal.locks.flag import Flag
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 
 T = TypeVar("T")
 

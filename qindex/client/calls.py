@@ -1,9 +1,9 @@
 """The calls of a shared store as requests and replies, without a connection.
 
 A call of several steps is a generator: it yields a request, is sent the session that it was made in
-and the values of the reply, and returns the call's result. :mod:`qindex.client.queue` makes the
-requests for threads, and :mod:`qindex.aio.shared` for coroutines. A request is ``(generation, verb,
-*values)``. Its ``generation`` names the session that holds the deliveries it is about, or is
+and the values of the reply, and returns the call's result. :mod:`qindex.client.shared_queue` makes
+the requests for threads, and :mod:`qindex.aio.shared` for coroutines. A request is ``(generation,
+verb, *values)``. Its ``generation`` names the session that holds the deliveries it is about, or is
 :data:`ANY`.
 """
 
@@ -100,7 +100,7 @@ class FanOutOptions(TypedDict, total=False):
 
 
 class BatchOptions(FanOutOptions, total=False):
-    """The options of :meth:`qindex.queue.queue.Queue.publish_many`."""
+    """The options of :meth:`qindex.Queue.publish_many`."""
 
     delay: float | None
     at: datetime | None
@@ -108,7 +108,7 @@ class BatchOptions(FanOutOptions, total=False):
 
 
 class PublishOptions(BatchOptions, total=False):
-    """The options of :meth:`qindex.queue.queue.Queue.publish`."""
+    """The options of :meth:`qindex.Queue.publish`."""
 
     key: str | None
     headers: Mapping[str, Any] | None

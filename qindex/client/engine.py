@@ -14,7 +14,7 @@ from journal.memory import forks
 from qindex.client import calls
 from qindex.client.calls import FanOutOptions, QueueOptions
 from qindex.client.link import ANY, Home
-from qindex.client.queue import SharedQueue
+from qindex.client.shared_queue import SharedQueue
 from qindex.client.transaction import SharedTransaction
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import checked_name

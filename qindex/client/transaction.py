@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from journal.errors import DisconnectedError, LeaseExpiredError
 from qindex.client.calls import InOptions, OpenTransaction, Request
 from qindex.client.link import Home
-from qindex.client.queue import SharedQueue
+from qindex.client.shared_queue import SharedQueue
 from qindex.format.message import Body, Message
 from qindex.format.values import Value
 from qindex.queue.delivery import Delivery

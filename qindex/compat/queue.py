@@ -18,7 +18,7 @@ from qindex.compat import shared
 from qindex.compat.set_aside import UnreadableItemError, bring_back, item_of
 from qindex.engine.engine import Engine
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import take_last
+from qindex.queue.plain_queue import take_last
 
 
 class Serializer(Protocol):

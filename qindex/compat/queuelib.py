@@ -24,7 +24,7 @@ from journal.fs.files import REAL
 from journal.locks.call_lock import CallLock
 from qindex.compat import shared
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import peek_last, take_last
+from qindex.queue.plain_queue import peek_last, take_last
 
 __all__ = ["STORE", "FifoDiskQueue", "LifoDiskQueue"]
 

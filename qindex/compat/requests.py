@@ -24,7 +24,7 @@ from journal.errors import DamageError, StoreError
 from qindex.compat import shared
 from qindex.compat.set_aside import set_aside
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import peek_last, take_last
+from qindex.queue.plain_queue import peek_last, take_last
 
 _log = logging.getLogger("qindex.scrapy")
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from scrapy.settings import BaseSettings
 
     from qindex.engine.engine import Engine
-    from qindex.queue.queue import Queue
+    from qindex.queue.plain_queue import Queue
 
 __all__ = [
     "Addon",

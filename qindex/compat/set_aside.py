@@ -15,7 +15,7 @@ from journal.errors import StoreError
 from qindex.engine.engine import Engine
 from qindex.queue.dead_letter import Letter, with_death
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 
 EXCEPTION = "x-exception"
 """The header with the exception that was raised."""

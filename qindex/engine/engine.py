@@ -52,7 +52,7 @@ from qindex.options import Options
 from qindex.queue.delivery import Delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 from qindex.queue.room import WouldWaitError
 from qindex.queue.state import QueueState
 from qindex.queue.stats import EngineStats
@@ -404,7 +404,7 @@ class Engine:
         Args:
             queues: Queues of this engine, or their names.
             timeout: Seconds to wait for a message. None: for ever.
-            lease: As in :meth:`qindex.queue.queue.Queue.get`.
+            lease: As in :meth:`qindex.Queue.get`.
 
         Returns:
             The delivery, whose `queue_name` says which queue it is from; None when no message came
@@ -412,7 +412,7 @@ class Engine:
 
         Raises:
             UsageError: No queue is given, or one of another engine.
-            DamageError: As :meth:`qindex.queue.queue.Queue.get`.
+            DamageError: As :meth:`qindex.Queue.get`.
 
         Example:
             >>> delivery = engine.get(["urgent", "mail"], timeout=5)

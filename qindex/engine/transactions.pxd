@@ -9,7 +9,7 @@ from qindex.engine.transaction_log cimport Noted, TransactionLog
 from qindex.format.transactions cimport pack_ack, pack_published
 from qindex.queue.delivery cimport Delivery
 from qindex.queue.producing cimport Later, Producer
-from qindex.queue.queue cimport Queue
+from qindex.queue.plain_queue cimport Queue
 from qindex.queue.settling cimport Settler
 from qindex.queue.state cimport QueueState
 

@@ -49,9 +49,9 @@ from qindex.index.segment import PENDING
 from qindex.queue.delivery import Delivery, no_delivery, refusal_of
 from qindex.queue.notes.delays import due_time
 from qindex.queue.parts import QueueParts
+from qindex.queue.plain_queue import Queue
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import SHARED_BELOW, Later
-from qindex.queue.queue import Queue
 from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState

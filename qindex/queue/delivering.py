@@ -58,7 +58,7 @@ class Deliverer:
     # -- one by one -----------------------------------------------------------------------------
 
     def get(self, lease: float | None = None) -> Delivery | None:
-        """Take the next message, as :meth:`qindex.queue.queue.Queue.get`. Return None if none is
+        """Take the next message, as :meth:`qindex.Queue.get`. Return None if none is
         ready."""
         if lease is not None:
             check_lease(lease)
@@ -347,7 +347,7 @@ class Deliverer:
     # -- in batches -----------------------------------------------------------------------------
 
     def get_many(self, most: int, *, lease: float | None = None) -> Batch:
-        """Take messages, as :meth:`qindex.queue.queue.Queue.get_many`. The batch is empty if none
+        """Take messages, as :meth:`qindex.Queue.get_many`. The batch is empty if none
         is ready."""
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"max_messages must be at least 1, not {most!r}")
@@ -634,7 +634,7 @@ class Deliverer:
         return given
 
     def take_at(self, seq: int, *, lease: float | None = None) -> Delivery | None:
-        """See :meth:`qindex.queue.queue.Queue.get`, of the message with a seq_id."""
+        """See :meth:`qindex.Queue.get`, of the message with a seq_id."""
         if not isinstance(seq, int) or isinstance(seq, bool):
             raise UsageError(f"a seq_id is an int, not {seq!r}")
         if lease is not None:

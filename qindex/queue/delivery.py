@@ -250,7 +250,7 @@ class Delivery:
         return self._queue is None or not self._queue.is_out(self.seq_id)
 
     def ack(self) -> None:
-        """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
+        """Acknowledge; see :meth:`qindex.Queue.ack`."""
         owner = self._its_queue()
         due = owner.ack(self)
         if due is not None:
@@ -265,7 +265,7 @@ class Delivery:
             count: Count the attempt towards the ``delivery_limit``.
 
         Raises:
-            StoreError: As :meth:`qindex.queue.queue.Queue.nack`.
+            StoreError: As :meth:`qindex.Queue.nack`.
         """
         owner = self._its_queue()
         due = owner.nack(self, delay, count)
@@ -280,7 +280,7 @@ class Delivery:
             reason: A text for the reader of the dead letter, ``cause`` in ``x-death``.
 
         Raises:
-            StoreError: As :meth:`qindex.queue.queue.Queue.reject`; the delivery is as it was.
+            StoreError: As :meth:`qindex.Queue.reject`; the delivery is as it was.
         """
         owner = self._its_queue()
         due = owner.reject(self, reason)
@@ -299,7 +299,7 @@ class Delivery:
             delay: Seconds before which it is not delivered there.
 
         Raises:
-            StoreError: As :meth:`qindex.queue.queue.Queue.move`; the delivery is as it was.
+            StoreError: As :meth:`qindex.Queue.move`; the delivery is as it was.
         """
         owner = self._its_queue()
         owner.move(self, queue, headers, delay)

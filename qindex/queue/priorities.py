@@ -455,7 +455,7 @@ class PriorityDeliverer(Deliverer):
         raise UsageError(f"queue {self.state.name!r} has priorities: it can't be used as a stack")
 
     def take_at(self, seq: int, *, lease: float | None = None) -> Delivery | None:
-        """See :meth:`qindex.queue.queue.Queue.get`, of the message with a seq_id."""
+        """See :meth:`qindex.Queue.get`, of the message with a seq_id."""
         level = self._parts.level_at(seq) if isinstance(seq, int) else self._parts.level(0)
         if level is None:
             return None
@@ -494,7 +494,7 @@ class PrioritySettler(Settler):
         return self._of(delivery).ack(delivery)
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> Sync:
-        """See :meth:`qindex.queue.queue.Queue.ack_many`. One write for each priority."""
+        """See :meth:`qindex.Queue.ack_many`. One write for each priority."""
         groups: dict[Settler, Iterable[Delivery]] = {}
         if isinstance(deliveries, Batch):
             # Deliveries of another queue are refused by the level that has their priorities here.
@@ -530,7 +530,7 @@ class PrioritySettler(Settler):
         return sync
 
     def ack_up_to(self, seq_id: int) -> int:
-        """See :meth:`qindex.queue.queue.Queue.ack_up_to`: of the priority of this seq_id."""
+        """See :meth:`qindex.Queue.ack_up_to`: of the priority of this seq_id."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         level = self._parts.level_at(seq_id)

@@ -13,9 +13,9 @@ from qindex.format.headers import due_of
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.queue.notes.delays import now_us
 from qindex.queue.parts import QueueParts
+from qindex.queue.plain_queue import Queue
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.producing import Producer
-from qindex.queue.queue import Queue
 
 
 def restore(queue: Queue, moved: Sequence[Moved]) -> Iterator[int]:
@@ -25,7 +25,7 @@ def restore(queue: Queue, moved: Sequence[Moved]) -> Iterator[int]:
     Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. A
     message that a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as
     persistent: with the engine's end they would be gone. Raises as
-    :meth:`qindex.queue.queue.Queue.publish`; then a first part of them may be published."""
+    :meth:`qindex.Queue.publish`; then a first part of them may be published."""
     done = 0
     for level, group in groupby(moved, lambda one: queue._parts.level_for(one.message)):
         its_own = list(group)

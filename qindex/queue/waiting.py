@@ -167,7 +167,7 @@ def warn_of_full_prefetch(name: str, seq_ids: Sequence[int]) -> None:
 
 
 class Consumer(Iterator[Delivery]):
-    """The iterator of :meth:`qindex.queue.queue.Queue.consume`.
+    """The iterator of :meth:`qindex.Queue.consume`.
 
     ``stopped``: it gives no more messages.
     """

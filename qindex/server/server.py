@@ -20,7 +20,7 @@ from qindex.format.message import Message, message_of
 from qindex.format.settings import UNSET
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.notes.delays import due_time
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 from qindex.queue.restoring import restore
 from qindex.queue.room import WouldWaitError
 from qindex.queue.wake_ups import deadline_after

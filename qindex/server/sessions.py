@@ -15,8 +15,8 @@ from qindex.engine.transactions import Transaction
 from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import Batch, Delivery, lease_expired
 from qindex.queue.flushing import Flusher
+from qindex.queue.plain_queue import Queue
 from qindex.queue.producing import Producer
-from qindex.queue.queue import Queue
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 

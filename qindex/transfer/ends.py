@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 from qindex.client.calls import sent_ahead
 from qindex.client.link import ANY
-from qindex.client.queue import SharedQueue
+from qindex.client.shared_queue import SharedQueue
 from qindex.format.envelope import Moved, in_frame
 from qindex.queue import restoring
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 from qindex.server import protocol as wire
 
 EitherQueue: TypeAlias = Queue | SharedQueue

@@ -49,14 +49,14 @@ from journal.fs.files import (
     unlink_if_there,
 )
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
-from qindex.client.queue import SharedQueue
+from qindex.client.shared_queue import SharedQueue
 from qindex.format import layout
 from qindex.format.envelope import Moved
 from qindex.format.layout import MAX_NAME_BYTES
 from qindex.format.priorities import LOW, SHIFT, priority_of
 from qindex.format.settings import NO_SETTINGS, checked_name
 from qindex.queue.parts import QueueParts
-from qindex.queue.queue import Queue
+from qindex.queue.plain_queue import Queue
 from qindex.queue.restoring import mark_delivered, restore_level
 from qindex.transfer.ends import restore_shared, restored, ticket_for
 from qindex.transfer.exporting import Progress

@@ -49,9 +49,14 @@ with warnings.catch_warnings(record=True) as met:
     import journal
 from journal.compiled import build
 print(build(), *(each.category.__name__ for each in met))
-import qindex.queue.queue
-print(qindex.queue.queue.__file__.rpartition(".")[2])
+import qindex.queue.plain_queue
+print(qindex.queue.plain_queue.__file__.rpartition(".")[2])
 """
+
+
+def test_no_compiled_file_has_the_name_of_a_standard_one() -> None:
+    """A traceback of CPython looks for sources by that name, and would show the lines of another."""
+    assert not {one.rpartition(".")[2] for one in MODULES} & sys.stdlib_module_names
 
 
 def run_program(root: Path, **environment: str) -> list[str]:

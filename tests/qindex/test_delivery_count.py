@@ -16,7 +16,7 @@ from qindex.queue.notes.delivery_counts import (
     unpack_counts,
 )
 from qindex.queue.notes.entry_note import EntryNote
-from qindex.queue.queue import take_last
+from qindex.queue.plain_queue import take_last
 from tests.qindex.support import copy_live, open_quietly, queue_directory
 
 

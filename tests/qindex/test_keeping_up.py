@@ -12,7 +12,7 @@ import pytest
 import qindex
 from msgstore import MessageStore
 from qindex.index.index_reader import FEW
-from qindex.queue.queue import take_last
+from qindex.queue.plain_queue import take_last
 
 READ = MessageStore.read
 _KINDS: tuple[dict[str, Any], ...] = (

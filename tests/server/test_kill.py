@@ -18,7 +18,7 @@ import pytest
 
 import qindex
 from qindex.client.link import UnsentError
-from qindex.client.queue import SharedConsumer
+from qindex.client.shared_queue import SharedConsumer
 from tests.effort import by_tier, chance
 from tests.server.support import WAIT, end_in_order, end_server, log_of, server_pid
 

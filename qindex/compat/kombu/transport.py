@@ -32,7 +32,7 @@ from qindex.options import Options
 
 if TYPE_CHECKING:
     from qindex.client.engine import SharedEngine
-    from qindex.client.queue import SharedQueue
+    from qindex.client.shared_queue import SharedQueue
     from qindex.queue.delivery import Delivery
 
 __all__ = ["Transport"]

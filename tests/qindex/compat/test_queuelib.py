@@ -101,7 +101,7 @@ def test_what_was_pushed_and_popped_survives_a_kill(
 
 
 def test_a_stack_over_many_segments_and_flushes(tmp_path: Path) -> None:
-    from qindex.queue.queue import peek_last, take_last
+    from qindex.queue.plain_queue import peek_last, take_last
 
     with qindex.open(tmp_path, segment_entry_count=16, max_journal_entries=40) as engine:
         queue = engine.queue("stack")
@@ -131,7 +131,7 @@ def test_a_stack_over_many_segments_and_flushes(tmp_path: Path) -> None:
 
 
 def test_a_stack_passes_over_what_has_expired(tmp_path: Path) -> None:
-    from qindex.queue.queue import peek_last, take_last
+    from qindex.queue.plain_queue import peek_last, take_last
 
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("stack")

@@ -1,4 +1,4 @@
-# Types for the names of queue.py.
+# Types for the names of shared_queue.py.
 cimport cython
 
 from qindex.client.calls cimport Ahead, Owner, begin, owner_of, received

@@ -1,4 +1,4 @@
-"""A queue whose store a server has open: :class:`qindex.queue.queue.Queue` in another process."""
+"""A queue whose store a server has open: :class:`qindex.Queue` in another process."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class SharedQueue(Opens):
     """One durable queue of a shared store. Made by
     :meth:`qindex.client.engine.SharedEngine.queue`.
 
-    It has the methods of :class:`qindex.queue.queue.Queue`, with their errors and promises. All
+    It has the methods of :class:`qindex.Queue`, with their errors and promises. All
     of them may also raise :class:`~journal.errors.DisconnectedError`, when the server goes in the
     middle of the call; the next call finds or starts one. Deliveries of the session that has ended
     raise :class:`~journal.errors.LeaseExpiredError` when they are settled.

@@ -1,4 +1,4 @@
-# Types for the names of queue.py.
+# Types for the names of plain_queue.py.
 from qindex.queue.delivering cimport Deliverer
 from qindex.queue.producing cimport Producer
 from qindex.queue.settling cimport Settler
