@@ -43,7 +43,7 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, home: Home, link: Link) -> None:
         self.generation: int = link.generation
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.is_lost: bool = False
         self.pushed: deque[list[Any]] = deque()
         self.has_come: asyncio.Event = asyncio.Event()

@@ -696,7 +696,7 @@ class Ahead:
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         self.queue = queue
-        self.prefetch = min(prefetch, wire.MOST_MESSAGES)
+        self.prefetch: int = min(prefetch, wire.MOST_MESSAGES)
         self.lease = lease
         self.owner: Callable[..., Any] = Owner
         self.ready: deque[BatchDelivery] = deque()

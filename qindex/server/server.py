@@ -59,7 +59,7 @@ class Server(Loop):
         most = engine.options.max_message_bytes + wire.OVERHEAD
         super().__init__(listener, linger=linger, group=group, most=most)
         self.engine = engine
-        self.directory = engine.directory
+        self.directory: str = engine.directory
         self._sessions: dict[bytes, Session] = {}
         self._members: dict[Session, set[Connection]] = {}
         self._served: dict[int, Served] = {}

@@ -38,6 +38,7 @@ from qindex.format.settings import (
     checked_name,
     settings_values,
 )
+from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
@@ -110,7 +111,7 @@ class Shelf:
         )
         opened = self._recovery.open()
         self.resting = opened.queues
-        self.messages = opened.messages
+        self.messages: Messages = opened.messages
         self.findings: list[Finding] = opened.findings
 
     def _before_reclaim(self) -> None:

@@ -55,7 +55,7 @@ print(qindex.queue.plain_queue.__file__.rpartition(".")[2])
 
 
 def test_no_compiled_file_has_the_name_of_a_standard_one() -> None:
-    """A traceback of CPython looks for sources by that name, and would show the lines of another."""
+    """CPython finds the lines of a traceback by that name, and would show those of another."""
     assert not {one.rpartition(".")[2] for one in MODULES} & sys.stdlib_module_names
 
 
