@@ -278,7 +278,8 @@ def open(
         NotAStoreError: ``directory`` is a file, or holds something else.
         LockedError: Another process has it open; the error has its pid. With ``shared``: a
             process has it open that does not share it.
-        DisconnectedError: With ``shared``: no server can be started, or it ends at once.
+        DisconnectedError: With ``shared``: no server can be started, or it ends at once, or the
+            store is for ``qindex serve``, which does not run.
         DamageError: It holds what no crash leaves, and ``repair`` is false.
         StorageError: The system refuses.
         UsageError: An option has a wrong value.

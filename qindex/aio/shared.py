@@ -463,6 +463,8 @@ class SharedConsumer(AsyncIterator[Delivery]):
         self._queue = queue
         self._ahead = Ahead(queue, prefetch, lease)
         self._timeout = calls.seconds_to_wait(timeout)
+        self._task: asyncio.Task[Any] | None = None
+        self._at_end = partial(_cancelled, weakref.ref(self))
         self.stopped: bool = False
 
     def stop(self) -> None:
@@ -476,8 +478,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
     async def aclose(self) -> None:
         """Stop, and wait until the messages that were sent ahead have gone back."""
         self.stopped = True
-        link, self._link = self._link, None
-        self._ahead.ready.clear()
+        link = self._let_go()
         if link is not None and not link.is_lost:
             try:
                 with suppress(DisconnectedError):
@@ -558,20 +559,27 @@ class SharedConsumer(AsyncIterator[Delivery]):
             link.close()
             raise
         self._link = link
-        task = asyncio.current_task()
-        if task is not None:
-            task.add_done_callback(partial(_cancelled, weakref.ref(self)))
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            self._task.add_done_callback(self._at_end)
         return link
 
     def _leave(self) -> None:
         """Return to the server the messages that were not handed out."""
-        link, self._link = self._link, None
-        self._ahead.ready.clear()
+        link = self._let_go()
         if link is not None and not link.is_lost:
             link.close(wire.CANCEL, self._ahead.last_tag)
 
+    def _let_go(self) -> Wire | None:
+        link, self._link = self._link, None
+        task, self._task = self._task, None
+        if task is not None:
+            task.remove_done_callback(self._at_end)
+        self._ahead.ready.clear()
+        return link
+
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if not sys.is_finalizing() and self._link is not None:
             self._leave()
 
 

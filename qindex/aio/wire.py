@@ -257,7 +257,11 @@ class Caller:
         link.sock.setblocking(False)
         made = Wire(self._home, link)
         self._wires.add(made)
-        await made.loop.create_unix_connection(lambda: made, sock=link.sock)
+        try:
+            await made.loop.create_unix_connection(lambda: made, sock=link.sock)
+        except BaseException:
+            made.close()  # it is not the session that ends
+            raise
         return made
 
     async def _call_together(self, queue: Opens | None, requests: Sequence[Request]) -> Reply:

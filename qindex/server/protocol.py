@@ -39,6 +39,8 @@ OVERHEAD = 16 << 20
 """Bytes of a frame beside the largest body."""
 PART = 4 << 20
 """Bytes of bodies in a frame after which a batch goes on in another one."""
+MOST_BODIES = 1 << 28
+"""Bytes of bodies in a frame of the server, after which no other message follows."""
 HELLO_SIZE = 64 << 10
 """Bytes that the first frame of a connection may have."""
 MOST_PARTS = 1 << 30

@@ -124,11 +124,11 @@ def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
 
 
 def how_many_fit(bodies: list[bytes]) -> int:
-    """Return how many of some messages go into one frame: at least one, none after a large one."""
+    """Return how many of some messages go into one frame. The others are given back."""
     size = 0
     for at, body in enumerate(bodies, 1):
         size += len(body)
-        if size > wire.PART:
+        if size > wire.MOST_BODIES:
             return at
     return len(bodies)
 

@@ -270,6 +270,33 @@ def test_a_session_ends_with_any_of_its_connections(tmp_path: Path) -> None:
     end_server(tmp_path)
 
 
+def test_a_consumer_that_is_cancelled_as_it_connects_ends_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:
+            queue = await engine.queue("q")
+            await queue.publish(b"x")
+            held = await queue.get()
+            loop = asyncio.get_running_loop()
+            connect = loop.create_unix_connection
+
+            async def cancelled(*given: Any, **how: Any) -> Any:
+                task: Any = asyncio.current_task()
+                loop.call_soon(task.cancel)
+                return await connect(*given, **how)
+
+            monkeypatch.setattr(loop, "create_unix_connection", cancelled)
+            taken = asyncio.create_task(anext(queue.consume()))
+            await asyncio.wait([taken])
+            assert taken.cancelled()
+            await asyncio.sleep(0.02)
+            await held.ack()
+
+    asyncio.run(main())
+    end_server(tmp_path)
+
+
 def test_a_consumer_that_is_left_keeps_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:

@@ -12,6 +12,7 @@ import pytest
 import qindex
 from qindex.client.link import Link
 from qindex.server import protocol as wire
+from qindex.server.pushing import how_many_fit
 from tests.effort import by_tier
 from tests.server.support import WAIT, end_store, server_pid
 
@@ -368,3 +369,10 @@ def test_a_long_wait_is_not_cut(tmp_path: Path) -> None:
             late.ack()
             timer.join()
     end_store(tmp_path)
+
+
+def test_a_frame_has_no_more_than_fits() -> None:
+    large = bytes(wire.MOST_BODIES // 4)
+    assert how_many_fit([large] * 9) == 5
+    assert how_many_fit([b"x"] * 9) == 9
+    assert how_many_fit([]) == 0

@@ -151,6 +151,20 @@ class Soak:
                 await asyncio.sleep(0.01)
 
 
+def test_a_task_keeps_nothing_of_its_consumers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:
+            queue = await engine.queue("q")
+            task: Any = asyncio.current_task()
+            for _ in range(5):
+                async for _ in queue.consume(timeout=0):
+                    pass
+            assert len(task._callbacks or ()) <= 1
+
+    asyncio.run(main())
+    end_server(tmp_path)
+
+
 def test_every_verb_cancelled_and_not(tmp_path: Path) -> None:
     async def main() -> None:
         async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:
