@@ -32,13 +32,12 @@ class DirectoryRules:
     delivered, or only that the node does not know. ``next_seq``: the seq_id of the next publish
     where that is written down, else ``None``. ``recovers``: the node starts with a new segment.
     ``of_node``: the files are as a RabbitMQ node leaves them (:mod:`qindex.recovery.node_files`).
-    ``keeps_expired``:
-    expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
-    that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
-    finds all that its index names. ``journalled_pairs``: the files of version 2 are beside a
-    journal of ours, in a store that an engine wrote (it was in no release). ``pending``: seq_ids of
-    transactions that are not committed. ``vouched``: the checksums are of these files, for no node
-    has had them.
+    ``keeps_expired``: expired messages are not dropped, for they go to a dead-letter queue.
+    ``redelivered``: seq_ids that are redelivered, whatever the others are. ``clean``: a node that
+    was stopped in order finds all that its index names. ``journalled_pairs``: the files of version
+    2 are beside a journal of ours, in a store that an engine wrote (it was in no release).
+    ``pending``: seq_ids of transactions that are not committed. ``vouched``: the checksums are of
+    these files, for no node has had them.
     """
 
     entry_count: int

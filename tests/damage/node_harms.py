@@ -168,13 +168,10 @@ def is_knowable(root: Path, harm: Harm) -> bool:
         # It goes, and then its messages, when all is acknowledged. Large ones are elsewhere.
         return (root / harm.path).with_suffix(".qs").exists()
     if suffix == ".qi" and what != "swapped":
-        # A slot of zeros was acknowledged.
-        pairs = enumerate(zip(data, before, strict=False))
-        changed = [at for at, (now, was) in pairs if now != was]
-        if what == "byte":
-            return changed != [at for at in changed if (at - 64) % 32 == 0]
-        first = changed[0] if changed else len(data)
-        return first < 64 or bool((first - 64) % 32 or not data)
+        # A slot without a status was acknowledged.
+        slots = [(data[at : at + 32], before[at : at + 32]) for at in range(64, len(data), 32)]
+        torn = len(data) % 32 != 0 or data[:64] != before[:64]
+        return torn or any(now[0] and was[0] and now != was for now, was in slots)
     # RocketMQ deletes the first files of the log when they expire.
     return not (harm.data is None and os.path.dirname(harm.path) == "commitlog")
 
