@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -127,8 +128,27 @@ def pytest_testnodedown(node: Any) -> None:
     _cpu_of_workers.append(getattr(node, "workeroutput", {}).get("cpu", 0.0))
 
 
+_LEFT = re.compile(
+    r"another commit's|left to sh scripts/test\.sh --all$|: nightly$|QINDEX_INTERPRETED=1 runs it"
+)
+"""Reasons of what another run of the tests makes up for."""
+
+
+def _fold_what_others_run(reporter: Any) -> None:
+    """Count the cases that another commit, tier or build runs in one line. What this machine lacks
+    stays in the list, each with its reason."""
+    skipped = reporter.stats.pop("skipped", [])
+    lacking = [one for one in skipped if not _LEFT.search(str(one.longrepr[2]))]
+    if lacking:
+        reporter.stats["skipped"] = lacking
+    left = len(skipped) - len(lacking)
+    if left:
+        reporter.write_line(f"{left} cases are left to other commits, tiers or builds")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Tell what the run took, and how many crash states were explored, and how fast."""
+    _fold_what_others_run(terminalreporter)
     spent = sum(_cpu_of_workers or [_cpu()])
     terminalreporter.write_line(f"CPU time of the tests: {spent:,.0f} s")
     explored = _explored(terminalreporter)
