@@ -42,7 +42,7 @@ HEAD_SIZE = _HEAD.size
 """Bytes of an extent before its checksums: a processor stores them at once."""
 _SUM = struct.Struct(">Q")
 _SURE = 64
-_MOST_BROKEN = 8
+_MAX_BROKEN = 8
 """More blocks that do not hold than this, and the sums are those of another file."""
 
 
@@ -103,7 +103,7 @@ def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> He
     sound, wrong = _compare(view, sums)
     end, stop = _end(data, sums)
     torn = stop < len(sums)
-    if len(wrong) > _MOST_BROKEN:
+    if len(wrong) > _MAX_BROKEN:
         return Healed(data, end=end, torn=torn)
     healed = Healed(data, sound=sound, end=end, torn=torn, stop=stop)
     for start, stop, check in wrong:

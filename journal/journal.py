@@ -62,12 +62,12 @@ _BULK = 64 << 10
 _IN_PLACE = 1 << 20
 _AHEAD = 64 << 10
 """Bytes of zeros that are written ahead at a time: this many, or as many as the journal has."""
-_MOST_AHEAD = 1 << 20
+_MAX_AHEAD = 1 << 20
 """No more than this. Each write lets other threads run, and they come to wait for the queue's
 lock: with several on one queue that costs more than the zeros do."""
 _AHEAD_OF_SYNCS = 16 << 10
 """The same where syncs come often: each writes pages back in the pieces in which they were made."""
-_ZEROS = memoryview(bytes(_MOST_AHEAD))
+_ZEROS = memoryview(bytes(_MAX_AHEAD))
 _NO_MAP = mmap.mmap(-1, mmap.PAGESIZE)
 """The map of each journal that has none. Nothing is stored into it: such a journal has no room."""
 
@@ -312,7 +312,7 @@ class Journal:
         map exist already, so if the zeros can't be written, only this saving is lost.
         """
         synced_lately = self.synced > max(self.end - _AHEAD, 0)
-        piece = _AHEAD_OF_SYNCS if synced_lately else min(max(_AHEAD, self.end), _MOST_AHEAD)
+        piece = _AHEAD_OF_SYNCS if synced_lately else min(max(_AHEAD, self.end), _MAX_AHEAD)
         start = whole_pages(self.end)
         self.limit = min(max(start + piece, whole_pages(self.end + room)), len(self.map))
         if room < _BULK and start < self.limit:

@@ -21,7 +21,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MAX_STEP = 8 << 20
 _RESERVED_PART = 4
 """A quarter of the journal: a publish record has 62 bytes at least, deliver and ack have 16."""
-_MOST_RESERVED = 1 << 20
+_MAX_RESERVED = 1 << 20
 
 
 def whole_pages(size: int) -> int:
@@ -40,7 +40,7 @@ def make_room(
     """
     step = min(max(position, FIRST_CAPACITY), _MAX_STEP)
     capacity = whole_pages(position + max(room, step))
-    part = min(capacity // _RESERVED_PART, _MOST_RESERVED)
+    part = min(capacity // _RESERVED_PART, _MAX_RESERVED)
     allocated = capacity + whole_pages(max(part, entries * 2 * ACTION_SIZE))
     allocate(fs, fd, had, allocated)
     return map_writable(fs, fd, capacity), allocated

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from journal.fs.files import FileSystem, close_quietly
 from msgstore.format import file_name
 
-MOST_HANDLES = 64
+MAX_HANDLES = 64
 """Files that are open at a time, unless the owner says otherwise."""
 
 
@@ -39,7 +39,7 @@ class Handles:
     """A table of at most ``limit`` open files; the least recently used one goes first."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, writable: bool, limit: int = MOST_HANDLES
+        self, fs: FileSystem, directory: str, writable: bool, limit: int = MAX_HANDLES
     ) -> None:
         self._fs = fs
         self._directory = directory

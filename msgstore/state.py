@@ -17,7 +17,7 @@ from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
 from journal.poison import Poison
 from msgstore.format import Check
-from msgstore.handles import MOST_HANDLES, Handles
+from msgstore.handles import MAX_HANDLES, Handles
 from msgstore.locations import Location, Locations
 from msgstore.recovery import Recovered
 from msgstore.summary import FileSummary, Summary
@@ -45,7 +45,7 @@ class State:
         *,
         garbage_ratio: float,
         writable: bool,
-        max_open_files: int = MOST_HANDLES,
+        max_open_files: int = MAX_HANDLES,
     ) -> None:
         self.fs = fs
         self.directory = directory

@@ -30,7 +30,7 @@ from journal.poison import Poison
 from msgstore.compaction import CompactionReport, Compactor, StoppedError
 from msgstore.errors import MissingMessageError
 from msgstore.format import FRAME, HEADER, MAX_RECORD, Check, Kind, classify_name
-from msgstore.handles import MOST_HANDLES, Handle
+from msgstore.handles import MAX_HANDLES, Handle
 from msgstore.locations import Location, Place
 from msgstore.recovery import Recovery
 from msgstore.snapshot import dump_snapshot
@@ -99,7 +99,7 @@ class MessageStore:
         fs: FileSystem = REAL,
         file_size_limit: int = 16 << 20,
         max_message_bytes: int = 128 << 20,
-        max_open_files: int = MOST_HANDLES,
+        max_open_files: int = MAX_HANDLES,
         garbage_ratio: float = 0.5,
         compaction_bytes_per_second: float | None = None,
         before_reclaim: Callable[[], None] | None = None,

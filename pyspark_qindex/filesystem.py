@@ -27,7 +27,7 @@ _REMOTE: Final = "://"
 _READ_ONLY: Final = os.O_RDONLY | os.O_CLOEXEC
 _BLOCK: Final = 16 << 10
 """Bytes of a remote file that are fetched at least: a request takes longer than they do."""
-_MOST_BLOCKS: Final = (32 << 20) // _BLOCK
+_MAX_BLOCKS: Final = (32 << 20) // _BLOCK
 """Blocks that one request may give; they pass through memory."""
 _ALL: Final = 1 << 62
 
@@ -63,7 +63,7 @@ class _Copy:
             return
         while (first := self._there.find(0, first, last)) >= 0:
             stop = self._there.find(1, first, last)
-            stop = min(last if stop < 0 else stop, first + _MOST_BLOCKS)
+            stop = min(last if stop < 0 else stop, first + _MAX_BLOCKS)
             low, high = first * _BLOCK, min(stop * _BLOCK, self._size)
             data = self._remote.cat_file(self._key, start=low, end=high)
             if len(data) != high - low:

@@ -58,7 +58,7 @@ _PAGE = 4096
 _SECTOR = 512
 _GAP = 16
 _WORD = 16
-_MOST_WORDS = 24
+_MAX_WORDS = 24
 """A processor stores a word at once; so many of the first of a copy are looked at one by one."""
 
 
@@ -509,7 +509,7 @@ def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[Cra
     size = len(last.data)
     if size <= _WORD:
         return
-    cuts = sorted({*range(_WORD, size, _WORD)[:_MOST_WORDS], size - _WORD})
+    cuts = sorted({*range(_WORD, size, _WORD)[:_MAX_WORDS], size - _WORD})
     for how, parts in parts_of_copy(last, cuts):
         files = disk.files([*data[:-1], *parts], disk.changes)
         yield CrashState(point, f"kill, copied {how}", *files, notes)

@@ -28,10 +28,10 @@ _PAUSE = 0.02
 """Seconds between two tries for a lock that is held: the kernel wakes nobody after a time."""
 _LOOKS = 50
 """Tries for a lock that only readers have: one of them may have been stopped with it."""
-_MOST_READ = 128
+_MAX_READ = 128
 """Bytes of a lock file that can be a pid and the name of a host."""
-_MOST_DIGITS = 19
-_MOST_HOST = 64
+_MAX_DIGITS = 19
+_MAX_HOST = 64
 """Bytes of a host's name, on Linux."""
 
 
@@ -213,18 +213,18 @@ def read_owner(data: bytes) -> Owner | None:
     if not words:
         return None
     pid, *hosts = words
-    if not pid.isdigit() or len(pid) > _MOST_DIGITS or len(hosts) > 1:
+    if not pid.isdigit() or len(pid) > _MAX_DIGITS or len(hosts) > 1:
         return None
     elsewhere = [one.decode("ascii", "replace") for one in hosts if one != _host()]
     return Owner(int(pid), elsewhere[0] if elsewhere else None)
 
 
 def _host() -> bytes:
-    return os.uname().nodename.encode("ascii", "replace")[:_MOST_HOST]
+    return os.uname().nodename.encode("ascii", "replace")[:_MAX_HOST]
 
 
 def _refused(fs: FileSystem, fd: int, path: PathLike, remedy: str = "") -> LockedError:
-    owner = read_owner(fs.pread(fd, _MOST_READ, 0))
+    owner = read_owner(fs.pread(fd, _MAX_READ, 0))
     if owner is None:
         return LockedError(path, None, remedy=remedy)
     runs = owner.host is not None or _runs(owner.pid)

@@ -25,7 +25,7 @@ from rocketstore.queues.offsets import ConsumerOffsets
 Row = tuple[Any, ...]
 
 _TASKS_PER_CORE: Final = 3
-_MOST_CORES: Final = 4096
+_MAX_CORES: Final = 4096
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 8 << 20
 _ROWS_AT_ONCE: Final = 64
@@ -41,7 +41,7 @@ def tasks_wanted(spark: SparkSession) -> int:
         return _TASKS_PER_CORE * int(context.defaultParallelism)
     # Spark Connect tells nothing of its cluster. A range is cut into that many parts, though.
     part = f.spark_partition_id()
-    return _TASKS_PER_CORE * spark.range(_MOST_CORES).select(part).distinct().count()
+    return _TASKS_PER_CORE * spark.range(_MAX_CORES).select(part).distinct().count()
 
 
 def map_rows(

@@ -30,7 +30,7 @@ _RECORD_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "record_
 _OFFSETS: Final = table("store string, queue string, consumer_group string, committed bigint")
 _BUCKETS: Final = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
 """Seconds."""
-_MOST_BUCKETS: Final = 200
+_MAX_BUCKETS: Final = 200
 
 
 def stats(
@@ -200,7 +200,7 @@ def growth(messages: DataFrame, bucket: int | None = None) -> DataFrame:
     if bucket is None:
         ends = dated.agg(f.min("moment"), f.max("moment")).collect()[0]
         span = (ends[1] or 0) - (ends[0] or 0)
-        fitting = [one for one in _BUCKETS if span / one <= _MOST_BUCKETS]
+        fitting = [one for one in _BUCKETS if span / one <= _MAX_BUCKETS]
         bucket = fitting[0] if fitting else _BUCKETS[-1]
     start = (f.floor(f.col("moment") / bucket) * bucket).alias("moment")
     counted = dated.groupBy(start).agg(f.count("*").alias("messages"), f.sum("size").alias("bytes"))

@@ -36,7 +36,7 @@ from qindex.format import layout
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.queue import run_clock
-from qindex.queue.producing import MOST_RESERVED
+from qindex.queue.producing import MAX_RESERVED
 from qindex.transfer.moved import from_plain
 from qindex.view.message_batches import MESSAGES
 from qindex.view.reader import StoreReader
@@ -55,7 +55,7 @@ with the publisher, which closes the store after each batch."""
 _VERSION: Final = 1
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUFFIX: Final = ".json"
-STEP: Final = MOST_RESERVED
+STEP: Final = MAX_RESERVED
 """Rows of a step at most."""
 _ROWS_AT_ONCE: Final = 4096
 _BYTES_AT_ONCE: Final = 8 << 20

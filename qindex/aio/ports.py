@@ -24,7 +24,7 @@ from qindex.queue.plain_queue import Queue
 
 _GivenBack = list[tuple[Delivery, bool]]
 
-_MOST_NOTED = 1024
+_MAX_NOTED = 1024
 """Messages that are noted before they are appended."""
 
 
@@ -67,7 +67,7 @@ class Port:
         else:
             noted[0].append(body)
             noted[1].append(future)
-            if len(noted[0]) >= _MOST_NOTED:
+            if len(noted[0]) >= _MAX_NOTED:
                 self.append(queue)
         return future
 

@@ -220,9 +220,9 @@ def batch_requests(messages: Iterable[Body | Message], given: BatchOptions) -> l
             parts.append([])
             sizes += size
             size = 0
-            if sizes > wire.MOST_PARTS:
+            if sizes > wire.MAX_PARTS:
                 raise UsageError(
-                    f"a batch may have {wire.MOST_PARTS} bytes, and this has more: publish it in "
+                    f"a batch may have {wire.MAX_PARTS} bytes, and this has more: publish it in "
                     "several; none of its messages is published"
                 )
         if type(one) is bytes:
@@ -434,11 +434,7 @@ def ack_many(queue: Opens, deliveries: Iterable[Any]) -> Steps[None]:
     """Acknowledge a batch: a huge one passes in several frames."""
     if type(deliveries) is Batch and isinstance(deliveries._queue, Owner):
         owner: Owner = deliveries._queue
-        if (
-            0 < len(deliveries) <= wire.MOST_ACKS
-            and not owner.settled
-            and owner.home is queue._home
-        ):
+        if 0 < len(deliveries) <= wire.MAX_ACKS and not owner.settled and owner.home is queue._home:
             yield owner.generation, wire.ACK_MANY, [deliveries._taken], deliveries.seq_ids
             owner.settled = set(deliveries.seq_ids)
             return
@@ -454,8 +450,8 @@ def ack_many(queue: Opens, deliveries: Iterable[Any]) -> Steps[None]:
     generation = owners[0].generation
     if any(one.generation != generation for one in owners):
         raise went_back()
-    for at in range(0, len(listed), wire.MOST_ACKS):
-        some = listed[at : at + wire.MOST_ACKS]
+    for at in range(0, len(listed), wire.MAX_ACKS):
+        some = listed[at : at + wire.MAX_ACKS]
         try:
             yield (
                 generation,
@@ -521,7 +517,7 @@ def get_many(
     if not isinstance(max_messages, int) or max_messages < 1:
         raise UsageError(f"max_messages must be at least 1, not {max_messages!r}")
     seconds = seconds_to_wait(timeout)
-    most = min(max_messages, wire.MOST_MESSAGES)
+    most = min(max_messages, wire.MAX_MESSAGES)
     generation, values = yield ANY, wire.GET_MANY, most, seconds, lease
     its_owner = owner(queue, generation, lease, is_batch=True)
     if not values:
@@ -551,7 +547,7 @@ def peek(max_messages: int) -> Steps[Batch]:
     """Look at the next messages."""
     if not isinstance(max_messages, int) or max_messages < 0:
         raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
-    most = min(max_messages, wire.MOST_MESSAGES)
+    most = min(max_messages, wire.MAX_MESSAGES)
     return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.PEEK, most)[1])
 
 
@@ -571,7 +567,7 @@ def find(key: str, max_messages: int) -> Steps[Batch]:
         raise UsageError(f"a key must be a str, not {type(key).__name__}")
     if not isinstance(max_messages, int) or max_messages < 0:
         raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
-    most = min(max_messages, wire.MOST_MESSAGES)
+    most = min(max_messages, wire.MAX_MESSAGES)
     return batch_of(cast("Settles", LOOKED_AT), 0, (yield ANY, wire.FIND, key, most)[1])
 
 
@@ -696,7 +692,7 @@ class Ahead:
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         self.queue = queue
-        self.prefetch: int = min(prefetch, wire.MOST_MESSAGES)
+        self.prefetch: int = min(prefetch, wire.MAX_MESSAGES)
         self.lease = lease
         self.owner: Callable[..., Any] = Owner
         self.ready: deque[BatchDelivery] = deque()

@@ -17,9 +17,9 @@ from qindex.compare.child import Child, ChildError
 from qindex.compare.contender import Contender
 from qindex.compare.workload import Workload
 
-_MOST_BACKLOG = 100_000
+_MAX_BACKLOG = 100_000
 _QUICK_BACKLOG = 8_000
-_MOST_BACKLOG_BYTES = 64 << 20
+_MAX_BACKLOG_BYTES = 64 << 20
 _LEAST_BACKLOG = 80
 _LOOKED_UP = 20_000
 _place = partial(TemporaryDirectory, ignore_cleanup_errors=True)
@@ -42,8 +42,8 @@ class Plan:
     def backlogs(self) -> list[int]:
         """Return the numbers of messages that the killed processes leave: each is the double of
         the one before."""
-        most = _QUICK_BACKLOG if self.quick else _MOST_BACKLOG
-        most = max(min(most, int(_MOST_BACKLOG_BYTES / self.workload.mean_bytes)), _LEAST_BACKLOG)
+        most = _QUICK_BACKLOG if self.quick else _MAX_BACKLOG
+        most = max(min(most, int(_MAX_BACKLOG_BYTES / self.workload.mean_bytes)), _LEAST_BACKLOG)
         return (
             [most // 4, most // 2, most] if self.quick else [most // 8, most // 4, most // 2, most]
         )

@@ -13,7 +13,7 @@ target, and as many are acknowledged in the source.
 
 With ``durability="fsync"`` 4 is done on return, and what threads ask for while one moves waits, and
 is then done together: they share the syncs. Otherwise 4 waits for many moves at a time: for
-:data:`_MOST_PENDING` of them, the engine's idle time, a sync, or the close. So does 5, always. The
+:data:`_MAX_PENDING` of them, the engine's idle time, a sync, or the close. So does 5, always. The
 source's entries stay unacknowledged until 4, so that no loss of power takes a message from both
 queues. :mod:`qindex.engine.transaction_recovery` finishes at open what a crash cut short.
 """
@@ -50,7 +50,7 @@ from qindex.queue.timer import Alarm
 
 _log = logging.getLogger("qindex.moves")
 
-_MOST_PENDING = 1024
+_MAX_PENDING = 1024
 """Messages that were moved and are not yet acknowledged in their source, at the most."""
 
 
@@ -260,7 +260,7 @@ class Moves:
         else:
             # Or a move for the sake of which room is made for another one.
             self._serve([request])
-        if self.follow_up(_MOST_PENDING) and self not in source.state.owed:
+        if self.follow_up(_MAX_PENDING) and self not in source.state.owed:
             source.state.owed.append(self)
         if request.error is not None:
             raise NotMovedError(request.left, request.error) from request.error
@@ -325,7 +325,7 @@ class Moves:
                 one.target = target
             left = self._drop_rounds(source, left, name)
             # Where the last try has failed, one of them is tried first.
-            most, growing = (1, True) if source.stuck else (_MOST_PENDING, False)
+            most, growing = (1, True) if source.stuck else (_MAX_PENDING, False)
             while left:
                 some = self._next(target, left, most)
                 level = target.level_for(some[0].message)
@@ -339,7 +339,7 @@ class Moves:
                     continue
                 left = left[len(some) :]
                 if growing:
-                    most = min(2 * most, _MOST_PENDING)
+                    most = min(2 * most, _MAX_PENDING)
         except StoreError as error:
             return error
         finally:

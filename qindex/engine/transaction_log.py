@@ -36,7 +36,7 @@ _log = logging.getLogger("qindex.transactions")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _ROOM = 1 << 16
 """Bytes of room that the file gets at least, when it needs more."""
-_MOST_ROOM = 1 << 23
+_MAX_ROOM = 1 << 23
 _EMPTY_FROM = 1 << 18
 """The file is emptied when nothing in it matters, and it has this many bytes."""
 _SHORTEN_FROM = 1 << 20
@@ -142,7 +142,7 @@ class TransactionLog:
         self._poison.check()
         if self._end >= _SHORTEN_FROM and 2 * self._live_size <= self._end:
             self._shorten()
-        limit = self._end + max(size, min(max(self._end, _ROOM), _MOST_ROOM))
+        limit = self._end + max(size, min(max(self._end, _ROOM), _MAX_ROOM))
         try:
             fd = self._opened()
             allocate(self._fs, fd, max(self._limit, self._end), limit)

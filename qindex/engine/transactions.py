@@ -60,7 +60,7 @@ from qindex.queue.waiting import await_room
 _log = logging.getLogger("qindex.transactions")
 
 _ID_MASK = (1 << 64) - 1
-_MOST_UNSETTLED = 1 << 14
+_MAX_UNSETTLED = 1 << 14
 """Transactions that are over and not yet forgotten, at the most; likewise their acks. To forget
 them takes a few syncs, and the open after a crash looks at each of them."""
 
@@ -518,7 +518,7 @@ class Transaction:
             raise
         if moves.fsync:
             self._sync_keys()
-        self._owes_settling = moves.follow_up(_MOST_UNSETTLED)
+        self._owes_settling = moves.follow_up(_MAX_UNSETTLED)
 
     def _sync_keys(self) -> None:
         """Make the windows of unique keys durable. The transaction is committed, which no error may
@@ -592,7 +592,7 @@ class Transaction:
                 with suppress(StoreError):
                     owner.undo_move(delivery)
         every.moves.undo(self._noted, self._parts)
-        self._owes_settling = every.moves.follow_up(_MOST_UNSETTLED)
+        self._owes_settling = every.moves.follow_up(_MAX_UNSETTLED)
 
 
 def _parts_of(every: Transactions, queue: str | Queue) -> QueueParts:

@@ -21,7 +21,7 @@ from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, mes
 from qindex.format.rabbitmq.record import decode_message
 from qindex.format.settings import checked_name
 
-_MOST_EXPIRY = 1 << 63
+_MAX_EXPIRY = 1 << 63
 _PLACES = ("body", "envelope", "timestamp", "expiry", "persistent", "redelivered")
 
 
@@ -110,8 +110,8 @@ def _typed(values: Mapping[str, Any], name: str, kind: type) -> Any:
 
 def _number(values: Mapping[str, Any], name: str) -> int:
     number = _typed(values, name, int) or 0
-    if not 0 <= number < _MOST_EXPIRY:
-        raise UsageError(f"{name} must be from 0 to {_MOST_EXPIRY - 1}, not {number}")
+    if not 0 <= number < _MAX_EXPIRY:
+        raise UsageError(f"{name} must be from 0 to {_MAX_EXPIRY - 1}, not {number}")
     return int(number)
 
 

@@ -29,7 +29,7 @@ DUE_HEADER = "qindex-due"
 """When a message may be delivered, in microseconds since 1970 UTC."""
 _DUE_START = b"\xc0\x81\xaa" + DUE_HEADER.encode() + b"\xcf"
 _BACKOFF = re.compile(r"exponential:(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
-_MOST_SECONDS = 1e10
+_MAX_SECONDS = 1e10
 _MAX_DUE = 1 << 62
 """Above what notes take; their module needs numpy, and clients of a server read settings, too."""
 
@@ -74,7 +74,7 @@ def parse_backoff(text: str) -> tuple[float, float]:
     if found is None:
         raise ValueError("must be exponential:BASE:CAP, both in seconds")
     base, cap = float(found[1]), float(found[2])
-    if not 0 < base <= cap <= _MOST_SECONDS:
+    if not 0 < base <= cap <= _MAX_SECONDS:
         raise ValueError("needs 0 < BASE <= CAP <= 1e10")
     return base, cap
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgpack
 
-_MOST_LEVELS = 100
+_MAX_LEVELS = 100
 """Levels that are shown: readers of JSON recurse, and so does this."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -36,7 +36,7 @@ def plain_json(value: Mapping[str, Any]) -> str:
     return _ENCODER.encode(plain_value(value)) if value else "{}"
 
 
-def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
+def plain_value(value: Any, levels: int = _MAX_LEVELS) -> Any:
     """Return a value in what JSON has; see the module's text."""
     if value is None or isinstance(value, bool | int):
         return value

@@ -31,7 +31,7 @@ SHORTEST_RUN = 64
 """
 
 SIZES = struct.Struct(">QII")
-_MOST_BODY_HEAD = 5
+_MAX_BODY_HEAD = 5
 SIZES_AT = PAYLOAD_SIZE - SIZES.size
 TAG = b"\xcf"
 TAG_AT = CHECK_OFFSET + 8
@@ -65,7 +65,7 @@ def read_plain(
     """
     head = bytes(data[payload : payload + PAYLOAD_SIZE])
     _, size, embedded = SIZES.unpack_from(head, SIZES_AT)
-    if not 0 < embedded - size - PLAIN_HEAD_SIZE - len(middle) + len(NOTHING) <= _MOST_BODY_HEAD:
+    if not 0 < embedded - size - PLAIN_HEAD_SIZE - len(middle) + len(NOTHING) <= _MAX_BODY_HEAD:
         return None
     record = bytes(data[payload + PAYLOAD_SIZE : payload + PAYLOAD_SIZE + embedded])
     first, second = plain_parts(size, middle)

@@ -48,9 +48,9 @@ _MAX_CHUNK = 1 << 16
 _MAX_CORRECTED = 8 << 10
 _PAGE = 4096
 _SECTOR = 512
-_MOST_COPIED = (64 << 10) + 8
+_MAX_COPIED = (64 << 10) + 8
 """Bytes of an append that is copied into the map, and a word."""
-_MOST_UNSEALED = 1 << 20
+_MAX_UNSEALED = 1 << 20
 """Bytes without a checksum in their sum file, at the end of a journal that has one."""
 _NO_CHECK = bytes(CHECK_SIZE)
 _BARE = "damaged entry"
@@ -294,7 +294,7 @@ class _Reader:
             return False
         if not self._has_no_start(offset):
             return False
-        if offset - layout.complete > _MOST_UNSEALED and not self._is_unfinished(offset):
+        if offset - layout.complete > _MAX_UNSEALED and not self._is_unfinished(offset):
             return False
         self._find_unfinished(offset, len(self._data[offset:].rstrip(b"\0")))
         return True
@@ -461,7 +461,7 @@ class _Reader:
         death of its process: its first sixteen bytes are stored last
         (:meth:`journal.journal.Journal.append`), and nothing is appended after it."""
         if not self._unfinished and self._layout.step_size == 8:
-            last = self._data[offset : offset + _MOST_COPIED]
+            last = self._data[offset : offset + _MAX_COPIED]
             no_start = self._has_no_start(offset)
             self._unfinished = no_start and self._nothing_from(offset + len(last))
         return self._unfinished

@@ -14,7 +14,7 @@ _STORES = 2
 _PART_FOR_STORES = 8
 _PART_OF_PROCESS = 4
 _DEFAULT_PART = 2
-_MOST_BY_DEFAULT = 4096
+_MAX_BY_DEFAULT = 4096
 _LEAST = 64
 
 
@@ -29,7 +29,7 @@ class FileBudget:
         if soft == resource.RLIM_INFINITY:
             soft = 1 << 30
         if max_open_files is None:
-            max_open_files = min(max(soft // _DEFAULT_PART, _LEAST), _MOST_BY_DEFAULT)
+            max_open_files = min(max(soft // _DEFAULT_PART, _LEAST), _MAX_BY_DEFAULT)
         most = min(max_open_files, soft - soft // _PART_OF_PROCESS)
         self.store_files: int = max(most // _PART_FOR_STORES, 1)
         left = most - _FOR_OTHERS - _STORES * self.store_files

@@ -4,7 +4,7 @@ They are marked as being moved, and wait here until the queue's lock is free, or
 has room again. :class:`Mover` moves them, in the order in which the queue parted with them: one
 thread at a time moves those of a queue.
 
-While their target is full, the first :data:`MOST_WAITING` of them are kept whole, if they are
+While their target is full, the first :data:`MAX_WAITING` of them are kept whole, if they are
 small. Of the others the seq_id and the reason are kept, nine bytes; their messages are read again
 when it is their turn.
 """
@@ -38,14 +38,14 @@ from qindex.queue.state import Debt, QueueState
 
 _log = logging.getLogger("qindex.queue")
 
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Messages of one queue that wait in memory for their dead-letter queue."""
 _REASONS: tuple[Reason, ...] = get_args(Reason)
 _RETRY = 1.0
 """Seconds until a move that failed is tried again."""
-_MOST_BODY = 4096
+_MAX_BODY = 4096
 """A message that waits in memory beside others has a body of no more bytes."""
-_MOST_BYTES = MOST_WAITING * _MOST_BODY
+_MAX_BYTES = MAX_WAITING * _MAX_BODY
 """Bytes of bodies that are read again at a time: about so many, and one message more."""
 
 
@@ -151,7 +151,7 @@ class DeadLetters:
     def is_crowded(self) -> bool:
         """Return whether so many wait in memory that they are to be moved before the queue parts
         with more."""
-        return len(self.waiting) >= MOST_WAITING and not self.stuck
+        return len(self.waiting) >= MAX_WAITING and not self.stuck
 
     def is_moving_here(self) -> bool:
         """Return whether the calling thread is moving them."""
@@ -225,9 +225,9 @@ class DeadLetters:
     def _keeps_in_memory(self, message: Message) -> bool:
         """Return whether a message may wait as it is. Lock held."""
         waiting = len(self.waiting)
-        if self._postponed or waiting >= MOST_WAITING:
+        if self._postponed or waiting >= MAX_WAITING:
             return False
-        return not waiting or len(message.body) <= _MOST_BODY
+        return not waiting or len(message.body) <= _MAX_BODY
 
     def _letter(self, seq: int, message: Message, reason: Reason) -> Letter:
         persistent = seq not in self.state.index.transient
@@ -379,7 +379,7 @@ class DeadLetters:
             return False
         self._under_way = []
         self.stuck = False
-        if len(letters) >= MOST_WAITING:
+        if len(letters) >= MAX_WAITING:
             # A get may have ended early, for it had parted with so many.
             with state.lock.anyway:
                 state.arrived.notify()
@@ -429,7 +429,7 @@ class DeadLetters:
         Raises :class:`StorageError`; messages that were not read are still postponed then.
         """
         postponed = self._postponed
-        wanted = postponed.first(MOST_WAITING)
+        wanted = postponed.first(MAX_WAITING)
         seqs = np.array(list(wanted), np.int64)
         letters: list[Letter] = []
         size = 0
@@ -438,7 +438,7 @@ class DeadLetters:
             if message is not None:
                 letters.append(self._letter(seq, message, wanted[seq]))
                 size += len(message.body)
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 postponed.drop(int(np.searchsorted(seqs, seq)) + 1)
                 return letters
         postponed.drop(len(seqs))

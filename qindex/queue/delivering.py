@@ -26,8 +26,8 @@ from qindex.queue.state import QueueState
 _log = logging.getLogger("qindex.queue")
 
 READ_AHEAD = 2048
-_MOST_READ_AHEAD = 8192
-_MOST_KEPT = 4096
+_MAX_READ_AHEAD = 8192
+_MAX_KEPT = 4096
 """Bytes of a body that a window keeps after its delivery: it may last for thousands of messages."""
 _READ_TOGETHER = 64
 """Messages that are read from the message store in one go."""
@@ -101,7 +101,7 @@ class Deliverer:
                     body = window.bodies[at]
                 again = not index.deliver(seq)
                 ahead.at = at + 1
-                if len(body) > _MOST_KEPT:
+                if len(body) > _MAX_KEPT:
                     window.let_go(at)
                 given = Delivery.__new__(Delivery)
                 given._queue = self._settler
@@ -395,7 +395,7 @@ class Deliverer:
             return goes_on and (not batch or seq < ahead.next_fetch)
         at = ahead.at
         if at == len(ahead.window.bodies):
-            if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
+            if not self._fill(min(max(most, READ_AHEAD), _MAX_READ_AHEAD)):
                 return False
             if ahead.staged is not None:
                 return True  # a delayed message comes next

@@ -22,7 +22,7 @@ from qindex.queue.state import QueueState
 _READ_TOGETHER = 2048
 _FEW = 16
 """New entries up to this number are read one by one."""
-_MOST_RECENT = 4096
+_MAX_RECENT = 4096
 _RECENT_SHARE = 16
 _WAITING = (PUBLISHED, DELIVERED, HELD, HELD_AGAIN)
 _GONE = (ABSENT, ACKED)
@@ -135,7 +135,7 @@ class Finder:
     def _merge_many(self) -> None:
         """Sort the recent entries into the older ones once there are many, and forget those that
         are gone."""
-        if self._recent_count <= max(_MOST_RECENT, len(self._seqs) // _RECENT_SHARE):
+        if self._recent_count <= max(_MAX_RECENT, len(self._seqs) // _RECENT_SHARE):
             return
         recent = [(hashed, seq) for hashed, seqs in self._recent.items() for seq in seqs]
         pairs: I64 = np.array(recent, np.int64).reshape(-1, 2)

@@ -38,7 +38,7 @@ behind, until all calls wait for it.
 _TICKS = 4
 _SEAL_AT_LEAST = 16 << 10
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
-_MOST_GARBAGE = 256 << 10
+_MAX_GARBAGE = 256 << 10
 """Bytes of a journal that a close keeps however few of its messages are still there."""
 
 
@@ -308,7 +308,7 @@ class Flusher:
     def _keeps_garbage(self) -> bool:
         """Return whether most of what the journal holds was consumed, and it is large."""
         index = self.state.index
-        return index.journal.end >= _MOST_GARBAGE and 8 * index.live < index.dirty
+        return index.journal.end >= _MAX_GARBAGE and 8 * index.live < index.dirty
 
     def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
         """Close without a flush: the queue's directory is about to be deleted. Returns the ids of

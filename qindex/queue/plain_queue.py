@@ -264,7 +264,7 @@ class Queue:
         tells how many were published.
 
         Args:
-            count: How many, at most :data:`~qindex.queue.producing.MOST_RESERVED`.
+            count: How many, at most :data:`~qindex.queue.producing.MAX_RESERVED`.
 
         Returns:
             The first of them.

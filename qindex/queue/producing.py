@@ -62,7 +62,7 @@ from qindex.queue.state import Debt, QueueState
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
-MOST_RESERVED = RESERVE // 2
+MAX_RESERVED = RESERVE // 2
 """Messages that :meth:`Producer.reserve` takes: a segment has room beside them."""
 MAX_DEPTH = 64
 """Levels of lists and maps in a value of a header: RabbitMQ's nodes and JSON libraries recurse."""
@@ -512,8 +512,8 @@ class Producer:
         return seqs
 
     def reserve(self, count: int) -> int:
-        if not 0 <= count <= MOST_RESERVED:
-            raise UsageError(f"0 to {MOST_RESERVED} seq_ids can be reserved, not {count}")
+        if not 0 <= count <= MAX_RESERVED:
+            raise UsageError(f"0 to {MAX_RESERVED} seq_ids can be reserved, not {count}")
         with self.state.lock, self.state as state:
             state.index.reserve(count)
             return state.index.next_seq

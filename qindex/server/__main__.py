@@ -22,7 +22,7 @@ from qindex.server.server import Server
 
 _log = logging.getLogger("qindex.server")
 
-_MOST_DESCRIPTORS = 1 << 20
+_MAX_DESCRIPTORS = 1 << 20
 
 
 def serve(
@@ -82,7 +82,7 @@ def serve(
 def _raise_limit() -> None:
     """Let the server have as many descriptors as it may: each thread of a client has one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    most = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -8,9 +8,9 @@ something that the server hears of: bytes go into the socket, or a call ends. Af
 
 from __future__ import annotations
 
-MOST_OWED = 1 << 20
+MAX_OWED = 1 << 20
 """Bytes that a client has not taken: above it, no request of it is handled, and nothing pushed."""
-MOST_UNDER_WAY = 8
+MAX_UNDER_WAY = 8
 """Calls of one connection that other threads make at a time."""
 
 
@@ -30,12 +30,12 @@ class Flow:
         """Return whether the next request may be handled. One that was put off waits until there is
         room for several."""
         if self.is_held:
-            is_free = 2 * self.under_way < MOST_UNDER_WAY
+            is_free = 2 * self.under_way < MAX_UNDER_WAY
         else:
-            is_free = self.under_way < MOST_UNDER_WAY
-        self.is_held = not is_free or self.owed >= MOST_OWED
+            is_free = self.under_way < MAX_UNDER_WAY
+        self.is_held = not is_free or self.owed >= MAX_OWED
         return not self.is_held
 
     def reads(self) -> bool:
         """Return whether its socket is to be read."""
-        return not self.is_held and self.owed < MOST_OWED
+        return not self.is_held and self.owed < MAX_OWED

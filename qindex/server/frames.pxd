@@ -14,7 +14,7 @@ cdef extern from *:
     #define MSG_NOSIGNAL 0
     #endif
 
-    #define FRAMES_MOST_ITEMS 15
+    #define FRAMES_MAX_ITEMS 15
     #define FRAMES_READ 32768
 
     /* Bytes of a value in msgpack; 0 for a value that is left to msgpack, as all rare ones are. */
@@ -61,8 +61,8 @@ cdef extern from *:
     }
     static inline PyObject *frames_frame(PyObject *number, PyObject *queue, PyObject *request) {
         Py_ssize_t count = PyTuple_GET_SIZE(request), items = 0, size = 1, at;
-        PyObject *all[FRAMES_MOST_ITEMS];
-        if (count > FRAMES_MOST_ITEMS - 2) Py_RETURN_NONE;
+        PyObject *all[FRAMES_MAX_ITEMS];
+        if (count > FRAMES_MAX_ITEMS - 2) Py_RETURN_NONE;
         all[items++] = number;
         for (at = 1; at < count; at++) {
             all[items++] = PyTuple_GET_ITEM(request, at);

@@ -32,7 +32,7 @@ from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import Bell
 from qindex.server import frames
 from qindex.server import protocol as wire
-from qindex.server.flow import MOST_OWED, MOST_UNDER_WAY, Flow
+from qindex.server.flow import MAX_OWED, MAX_UNDER_WAY, Flow
 from qindex.server.limits import check
 from qindex.server.sessions import Served, Session
 from qindex.server.timers import Timer, Timers
@@ -41,7 +41,7 @@ _log = logging.getLogger("qindex.server")
 
 _READ, _READ_ON = 1 << 16, 1 << 18
 """Bytes of one read, at the beginning of a frame and within one."""
-_MOST_NOTES = 1000
+_MAX_NOTES = 1000
 """Lines in the log about clients."""
 _THREADS = 4
 _HELLO_TIME = 30.0
@@ -309,7 +309,7 @@ class Loop:
             self._give_up(conn, error)
 
     def _give_up(self, conn: Connection | None, error: Exception) -> None:
-        if self._notes < _MOST_NOTES:
+        if self._notes < _MAX_NOTES:
             self._notes += 1
             _log.error("a connection is closed, as a call for it has failed", exc_info=error)
         if conn is not None:
@@ -418,7 +418,7 @@ class Loop:
             not unread
             and _HEAD <= size < conn.most
             and frames.size_of(data, 0) == size - _HEAD
-            and conn.flow.under_way < MOST_UNDER_WAY
+            and conn.flow.under_way < MAX_UNDER_WAY
         ):
             # Most often it is one request, whole.
             try:
@@ -516,7 +516,7 @@ class Loop:
 
     def _note(self, what: str, value: object) -> None:
         """Log a fault of a client. The number of these lines is limited."""
-        if self._notes < _MOST_NOTES:
+        if self._notes < _MAX_NOTES:
             self._notes += 1
             _log.warning(what, value)
 
@@ -526,7 +526,7 @@ class Loop:
             return
         conn.flow.owed += len(data)
         if self._batched is not None:
-            if len(data) <= MOST_OWED:
+            if len(data) <= MAX_OWED:
                 out = self._batched.get(conn)
                 # Most often there is one reply, which is sent as it is.
                 self._batched[conn] = data if out is None else out + data
@@ -578,7 +578,7 @@ class Loop:
         else:
             conn.unsent[0] = view[sent:]
         conn.flow.owed -= sent
-        if conn.consumer is not None and conn.flow.owed < MOST_OWED:
+        if conn.consumer is not None and conn.flow.owed < MAX_OWED:
             conn.consumer.retry()
         self._go_on(conn)
 

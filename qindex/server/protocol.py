@@ -39,15 +39,15 @@ OVERHEAD = 16 << 20
 """Bytes of a frame beside the largest body."""
 PART = 4 << 20
 """Bytes of bodies in a frame after which a batch goes on in another one."""
-MOST_BODIES = 1 << 28
+MAX_BODIES = 1 << 28
 """Bytes of bodies in a frame of the server, after which no other message follows."""
 HELLO_SIZE = 64 << 10
 """Bytes that the first frame of a connection may have."""
-MOST_PARTS = 1 << 30
+MAX_PARTS = 1 << 30
 """Bytes of one batch."""
-MOST_ACKS = 1 << 19
+MAX_ACKS = 1 << 19
 """Deliveries that one frame acknowledges."""
-MOST_MESSAGES = (1 << 31) - 1
+MAX_MESSAGES = (1 << 31) - 1
 """The most messages that one call can ask for."""
 LONGEST_WAIT = 1e8
 """Seconds. A client that waits for longer waits for ever."""

@@ -9,11 +9,11 @@ from typing import Any
 from journal.errors import StoreError, UsageError
 from qindex.queue.delivery import Delivery
 from qindex.server import protocol as wire
-from qindex.server.flow import MOST_OWED
+from qindex.server.flow import MAX_OWED
 from qindex.server.loop import Connection, Loop
 from qindex.server.sessions import Credit, Served
 
-_MOST_PUSHED = 512
+_MAX_PUSHED = 512
 
 
 class Consumer:
@@ -59,11 +59,11 @@ class Consumer:
 
     def _pump(self) -> None:
         self.is_cut = False
-        while not self.is_over and self.conn.flow.owed < MOST_OWED:
+        while not self.is_over and self.conn.flow.owed < MAX_OWED:
             most = self.credit.room()
             if most <= 0:
                 return
-            if not self._push(min(most, _MOST_PUSHED)):
+            if not self._push(min(most, _MAX_PUSHED)):
                 if self.listens:
                     return
                 state = self.credit.served.state
@@ -128,7 +128,7 @@ def how_many_fit(bodies: list[bytes]) -> int:
     size = 0
     for at, body in enumerate(bodies, 1):
         size += len(body)
-        if size > wire.MOST_BODIES:
+        if size > wire.MAX_BODIES:
             return at
     return len(bodies)
 

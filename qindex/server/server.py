@@ -34,8 +34,8 @@ _LARGE = 64 << 10
 _SHORT_FIND = 20
 """A search that reads no more entries is made on the loop's thread."""
 _LARGE_BATCH = 1 << 20
-_MOST_TICKETS = 64
-_MOST_GONE = 1000
+_MAX_TICKETS = 64
+_MAX_GONE = 1000
 """Deleted queues whose names are kept, for an error."""
 _VERSION: str = sys.modules["qindex"].__version__
 """Importing the package by its name would import modules above this one."""
@@ -220,11 +220,9 @@ class Server(Loop):
         """Keep messages of a batch, whose end comes on this connection."""
         conn.parts = self._batch(conn, request[2], request[3:])
         conn.parts_size += sum(map(_size, request[2]))
-        if conn.parts_size > wire.MOST_PARTS:
+        if conn.parts_size > wire.MAX_PARTS:
             conn.parts, conn.parts_size = [], 0
-            raise UsageError(
-                f"a batch may have {wire.MOST_PARTS} bytes: nothing of it is published"
-            )
+            raise UsageError(f"a batch may have {wire.MAX_PARTS} bytes: nothing of it is published")
         return self.frame(number, wire.DONE)
 
     def _batch(self, conn: Connection, messages: list[Any], before: list[int]) -> list[Any]:
@@ -383,7 +381,7 @@ class Server(Loop):
     def _note_restored(self, ticket: bytes | None, count: int) -> None:
         if ticket is not None:
             self._restored[ticket] = count
-            while len(self._restored) > _MOST_TICKETS:
+            while len(self._restored) > _MAX_TICKETS:
                 del self._restored[next(iter(self._restored))]
 
     # -- delivering ----------------------------------------------------------------------------
@@ -904,7 +902,7 @@ class Server(Loop):
                 if queue.name == name and queue._parts.state.lock.is_over():
                     del self._numbers[queue], self._served[known]
                     self._gone[known] = name
-            while len(self._gone) > _MOST_GONE:
+            while len(self._gone) > _MAX_GONE:
                 del self._gone[next(iter(self._gone))]
             return answer
 

@@ -20,7 +20,7 @@ from qindex.queue.producing import Producer
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 
-_MOST_LAPSED = 1 << 16
+_MAX_LAPSED = 1 << 16
 """Deliveries that are remembered of those whose lease has run out unsettled."""
 _SWEEP_AT = 4096
 """Deliveries that a session holds before those whose lease has run out are looked for."""
@@ -264,7 +264,7 @@ class Session:
     def note_lapsed(self, tag: int, seq_id: int) -> None:
         """Remember that the lease of a delivery ran out: each call that settles it says so."""
         self._lapsed[tag, seq_id] = None
-        if len(self._lapsed) > _MOST_LAPSED:
+        if len(self._lapsed) > _MAX_LAPSED:
             del self._lapsed[next(iter(self._lapsed))]
 
     def _in_transaction(self, delivery: Delivery) -> bool:

@@ -39,7 +39,7 @@ from qindex.recovery import store_directory
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.view.entry_count import fitting_counts
 
-_MOST_EMBEDDED = 1 << 20
+_MAX_EMBEDDED = 1 << 20
 
 
 def check_marker(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker | None, list[Finding]]:
@@ -143,7 +143,7 @@ def _entry_count(fs: FileSystem, path: str, number: int) -> int | None:
         if len(head) < PUBLISH_HEAD_SIZE:
             return None
         word, _, _, _, embedded = PUBLISH_HEAD.unpack(head)
-        if not word & PUBLISH or not 0 < embedded <= _MOST_EMBEDDED:
+        if not word & PUBLISH or not 0 < embedded <= _MAX_EMBEDDED:
             return None
         data = pread_all(fs, fd, PUBLISH_HEAD_SIZE + embedded, 0)
     if len(data) < PUBLISH_HEAD_SIZE + embedded:

@@ -44,7 +44,7 @@ from qindex.view.reader import StoreReader, lacks_its_name
 _SETTLE = 0.01
 _ENOUGH = 8
 """Zeros at the end of a journal that were there before anything was appended."""
-_MOST_READ = 4096
+_MAX_READ = 4096
 """Bytes of a seq file that are looked at: it has far fewer."""
 _NO_INCARNATION = "readers that go on where they were take the queue for a new one"
 
@@ -237,7 +237,7 @@ def _check_seq_file(
 ) -> Iterator[Finding]:
     """``identity``: of the queue, before anything of it was read."""
     path = os.path.join(directory, SEQ_FILE_NAME)
-    data = read_optional(fs, path, _MOST_READ)
+    data = read_optional(fs, path, _MAX_READ)
     lost = "seq_ids might be given out twice"
     if data is None:
         # Of a queue that was deleted meanwhile, and perhaps made anew, nothing is missing.
@@ -250,7 +250,7 @@ def _check_seq_file(
     if findings:
         if busy():
             sleep(_SETTLE)  # a slot may have been on its way
-        data = read_optional(fs, path, _MOST_READ) or b""
+        data = read_optional(fs, path, _MAX_READ) or b""
         findings = list(check_slots(path, data, whole))
     yield from findings
     if len(data) % SLOT_SIZE or len(data) > FILE_SIZE:

@@ -68,7 +68,7 @@ _BATCH = 1000
 _TOGETHER = 16
 """Batches of messages that are sorted by queue."""
 _TOGETHER_BYTES = 16 << 20
-_MOST_PATH = 1 << 16
+_MAX_PATH = 1 << 16
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ _NOTE = Record(
     {
         "about": Record(
             {
-                "files": ListOf(Row((Text(_MOST_PATH), _COUNT, Int(-MAX_SEQ_ID, MAX_SEQ_ID)))),
+                "files": ListOf(Row((Text(_MAX_PATH), _COUNT, Int(-MAX_SEQ_ID, MAX_SEQ_ID)))),
                 "queue": Optional(Text(MAX_NAME_BYTES)),
             }
         ),

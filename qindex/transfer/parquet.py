@@ -32,11 +32,11 @@ from qindex.view.row_json import json_line
 _VERSION_KEY = b"qindex_messages"
 _QUEUES_KEY = b"qindex_queues"
 _BATCH_ROWS = 1000
-_MOST_TOGETHER = 16 << 20
+_MAX_TOGETHER = 16 << 20
 """Bytes of texts of the rows that are in memory as Python has them."""
-_MOST_GROUP = 256 << 20
+_MAX_GROUP = 256 << 20
 """Bytes of a row group, unpacked: it is read as a whole."""
-_MOST_ROWS = 1_000_000
+_MAX_ROWS = 1_000_000
 _ROWS_A_BYTE = 32
 """Rows that any file may have, and how many more for each byte of it: messages differ."""
 
@@ -140,7 +140,7 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch, with at most :data:`_MOST_TOGETHER` bytes of texts at a time.
+    """Yield the rows of a batch, with at most :data:`_MAX_TOGETHER` bytes of texts at a time.
 
     A text that many rows share is in the batch once, and would be there for each of them.
     """
@@ -148,7 +148,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     for column in batch.columns:
         if pa.types.is_dictionary(column.type) and len(column.dictionary):
             longest += pc.max(pc.binary_length(column.dictionary)).as_py() or 0
-    step = max(_MOST_TOGETHER // longest, 1)
+    step = max(_MAX_TOGETHER // longest, 1)
     for at in range(0, batch.num_rows, step):
         yield from batch.slice(at, step).to_pylist()
 
@@ -156,12 +156,12 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
     """Refuse a small file that is made to take much memory or time."""
     size = path.stat().st_size
-    if metadata.num_rows > _MOST_ROWS + size * _ROWS_A_BYTE:
+    if metadata.num_rows > _MAX_ROWS + size * _ROWS_A_BYTE:
         raise FormatError(path, 0, f"has {metadata.num_rows:,} rows in {size:,} bytes")
     for group in range(metadata.num_row_groups):
         unpacked = metadata.row_group(group).total_byte_size
-        if unpacked > _MOST_GROUP:
-            what = f"row group {group} has {unpacked:,} bytes: at most {_MOST_GROUP:,} are read"
+        if unpacked > _MAX_GROUP:
+            what = f"row group {group} has {unpacked:,} bytes: at most {_MAX_GROUP:,} are read"
             raise FormatError(path, 0, f"{what}, so write smaller row groups")
 
 

@@ -33,7 +33,7 @@ _KEPT = 8
 """Columns of one value that are kept, with some 50 bytes a row each; of bounds, 4 bytes a row."""
 _AT_ONCE = 256
 """Values that are put down by one copy."""
-_MOST_BYTES = (1 << 31) - 1
+_MAX_BYTES = (1 << 31) - 1
 """What the bounds of a column's values can tell."""
 
 
@@ -91,7 +91,7 @@ def constant(value: str | int | None, count: int, kind: pa.DataType | None = Non
     of one segment each, share them. Raises :class:`UnicodeEncodeError`."""
     if value and isinstance(value, str):
         data = value.encode()
-        if len(data) * count <= _MOST_BYTES:
+        if len(data) * count <= _MAX_BYTES:
             return _even(pa.string(), count, len(data), _repeated(data, count))
     return pa.repeat(pa.scalar(value, kind or pa.string()), count)
 
@@ -118,7 +118,7 @@ def _nulls(count: int, kind: pa.DataType) -> pa.Array:
 
 @lru_cache(maxsize=_KEPT)
 def _even_bounds(count: int, width: int) -> pa.Buffer:
-    if count * width > _MOST_BYTES:
+    if count * width > _MAX_BYTES:
         raise OverflowError(f"{count} values of {width} bytes are too many for one column")
     return pa.py_buffer((np.arange(count + 1) * width).astype(np.int32))
 
@@ -176,7 +176,7 @@ def slices(data: ReadBuffer, starts: I64, ends: I64) -> pa.Array:
     """
     count = len(starts)
     first = int(starts[0]) if count else 0
-    if count and int(ends[-1]) - first > _MOST_BYTES:
+    if count and int(ends[-1]) - first > _MAX_BYTES:
         places = zip(starts.tolist(), ends.tolist(), strict=True)
         return pa.array([bytes(data[start:end]) for start, end in places], pa.binary())
     bounds = np.zeros(2 * count + 1, np.int32)

@@ -52,7 +52,7 @@ _PATTERNS: Final = (
 )
 """Patterns of virtual hosts below a directory that users may take for a store: their parent, a
 node's directory, the directory of all nodes, and its parent."""
-_MOST_LISTED: Final = 8
+_MAX_LISTED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,8 @@ def refuse_node_directory(fs: FileSystem, directory: str) -> None:
     vhosts = find_vhosts(fs, directory)
     if not vhosts:
         return
-    shown = ", ".join(_described(fs, directory, one) for one in vhosts[:_MOST_LISTED])
-    more = f" and {len(vhosts) - _MOST_LISTED} more" if len(vhosts) > _MOST_LISTED else ""
+    shown = ", ".join(_described(fs, directory, one) for one in vhosts[:_MAX_LISTED])
+    more = f" and {len(vhosts) - _MAX_LISTED} more" if len(vhosts) > _MAX_LISTED else ""
     raise NotAStoreError(
         f"{directory}: is a RabbitMQ node's directory; "
         f"use the directory of one of its virtual hosts: {shown}{more}"

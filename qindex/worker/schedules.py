@@ -37,7 +37,7 @@ SCHEDULE_HEADER = "qindex-schedule"
 """The name of the schedule that published a message."""
 INSTANT_HEADER = "qindex-instant"
 """The instant that a message was published for, in microseconds since 1970 UTC."""
-MOST_MISSED = 100
+MAX_MISSED = 100
 """The most ticks that ``missed="all"`` makes up for at a time: the latest ones."""
 RETRY = 10 * SECOND
 """The pause before ticks that could not be published are tried again."""
@@ -51,7 +51,7 @@ _GRACE = 60 * SECOND
 _SET_BACK = 3 * 3600 * SECOND
 """A clock that is set back by more was wrong before; Debian's cron has the same limit."""
 _SLACK = SECOND
-_LEAST_SECONDS, _MOST_SECONDS = 0.1, 1e9
+_LEAST_SECONDS, _MAX_SECONDS = 0.1, 1e9
 _LONGEST_NAME = 255
 _UTC = "UTC"
 _LONGEST_DELAY = 30 * 86400 * SECOND
@@ -213,7 +213,7 @@ class Schedule:
                 was_set_back = self._cursor - now > _SET_BACK
             return replace(self, _start=0)._from(now) if was_set_back else self, []
         rule = self._rule()
-        most = MOST_MISSED if self.missed == "all" else 1
+        most = MAX_MISSED if self.missed == "all" else 1
         found = latest(rule, self._next - 1, now, most)
         instants = [] if self.missed == "skip" and now - found[-1] > _GRACE else found
         last = instants[-1] if instants else self._last
@@ -507,7 +507,7 @@ def _checked_when(
         return checked_cron(cron), timezone or _UTC
     if isinstance(every, bool) or not isinstance(every, int | float):
         raise UsageError(f"every must be a number of seconds, not {every!r}")
-    if not _LEAST_SECONDS <= every <= _MOST_SECONDS:
+    if not _LEAST_SECONDS <= every <= _MAX_SECONDS:
         raise UsageError(f"every must be seconds from {_LEAST_SECONDS} to 1e9, not {every!r}")
     if timezone is not None:
         raise UsageError("every= counts the seconds that pass, and takes no timezone")

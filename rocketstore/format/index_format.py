@@ -49,7 +49,7 @@ _STEP = ENTRY_SIZE << 15
 _LEAST_HASHES = (1, 0)
 """Zeros look like an entry of the log's first message, with a hash that hardly any key has: such a
 one is believed last."""
-_MOST_TRIES = 10_000
+_MAX_TRIES = 10_000
 """Geometries that are tried in full: a damaged file may begin with anything."""
 
 Read = Callable[[int, int], bytes]
@@ -157,7 +157,7 @@ def find_geometry(
         return None
     default = [DEFAULT_SLOTS] if length == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES) else []
     for least in _LEAST_HASHES:
-        others = islice(_slots_that_fit(read, header, length, least), _MOST_TRIES)
+        others = islice(_slots_that_fit(read, header, length, least), _MAX_TRIES)
         for slots in chain(default, others):
             if _fits(read, header, slots, _entries(length, slots), least):
                 return slots, _entries(length, slots)

@@ -24,7 +24,7 @@ from rocketstore.format.commitlog_format import (
 from rocketstore.log.mapped_files import MappedFile, MappedFiles
 from rocketstore.log.watch import Watch
 
-MOST_COPIED = 64 << 10
+MAX_COPIED = 64 << 10
 """More bytes than these at once are written, and not copied into the map."""
 _ZEROS = bytes(64 << 10)
 """Zeros that are written ahead at a time."""
@@ -158,7 +158,7 @@ class CommitLog:
         end = max(start + self._zeros_ahead, whole_pages(self.at + size + BLANK_SIZE))
         end = min(end, last.reserved)
         self.room = end - BLANK_SIZE
-        if size < MOST_COPIED and start < end:
+        if size < MAX_COPIED and start < end:
             with contextlib.suppress(StorageError):
                 last.write(_ZEROS[: end - start], start)
 
@@ -185,7 +185,7 @@ class CommitLog:
         """
         at = self.at
         end = at + len(data)
-        if len(data) < MOST_COPIED:
+        if len(data) < MAX_COPIED:
             assert self.view is not None
             start = data[: START.size]
             self.view[at:end] = NO_START + data[START.size :]

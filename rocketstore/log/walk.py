@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from rocketstore.format.commitlog_format import MESSAGE_MAGIC, NO_START
-from rocketstore.log.commitlog import MOST_COPIED, CommitLog
+from rocketstore.log.commitlog import MAX_COPIED, CommitLog
 from rocketstore.log.mapped_files import MappedFile, holds_data
 from rocketstore.log.scan import Records, Stop, scan_file
 
@@ -224,7 +224,7 @@ def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
     read = partial(commitlog.files.read, file)
     if read(at, len(NO_START)) != NO_START:
         return False
-    ranges = commitlog.files.data_ranges(file, min(at + MOST_COPIED, file.held))
+    ranges = commitlog.files.data_ranges(file, min(at + MAX_COPIED, file.held))
     return not any(holds_data(read, first, end) for first, end in ranges)
 
 

@@ -195,7 +195,7 @@ INDEX: tuple[Workload, ...] = (
         # Zeros are written ahead in between.
         patches={
             "journal.journal._AHEAD": 4096,
-            "journal.journal._MOST_AHEAD": 4096,
+            "journal.journal._MAX_AHEAD": 4096,
             "journal.journal._AHEAD_OF_SYNCS": 2048,
         },
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import qindex
 
-_MOST_REFUSED = 20
+_MAX_REFUSED = 20
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
         except OSError:
             os.sync()
     refused = 0
-    while refused < _MOST_REFUSED:
+    while refused < _MAX_REFUSED:
         try:
             queue.publish(b"%d" % published * 20)
             published += 1
@@ -37,7 +37,7 @@ def main() -> None:
             refused += 1
             os.sync()
     refused = 0
-    while refused < _MOST_REFUSED and acked < 1000:
+    while refused < _MAX_REFUSED and acked < 1000:
         try:
             delivery = queue.get(0)
             assert delivery is not None

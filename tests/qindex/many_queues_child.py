@@ -16,7 +16,7 @@ import qindex
 QUEUES = 200
 HANDLES = 100
 """What the process may have open; of these its engine may have 64."""
-MOST_OPEN = 64
+MAX_OPEN = 64
 
 
 def name_of(number: int) -> str:
@@ -54,7 +54,7 @@ def main(directory: str, step: str) -> None:
     """Do one step."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (HANDLES, HANDLES))
     before = len(os.listdir("/proc/self/fd")) - 1
-    engine = qindex.open(directory, max_open_files=MOST_OPEN, background=step != "close")
+    engine = qindex.open(directory, max_open_files=MAX_OPEN, background=step != "close")
     if step == "kill":
         most = max(publish(engine, range(2)), consume(engine, range(1)))
         print(json.dumps({"most": most - before}), flush=True)

@@ -18,7 +18,7 @@ import qindex
 ENTRIES = 2048
 """Entries a segment of a new virtual host of a node."""
 _SIZES = (20, 90, 300, 1500)
-_MOST_READY = 2500
+_MAX_READY = 2500
 
 
 def open_ours(directory: Path, **options: Any) -> qindex.Engine:
@@ -47,7 +47,7 @@ def work(directory: str, name: str) -> None:
         for at in range(1_000_000):
             number = thread * 1_000_000 + at
             # Consumers come along, so that whole segments are acknowledged and deleted.
-            while len(queue) > _MOST_READY:
+            while len(queue) > _MAX_READY:
                 time.sleep(0.001)
             body = b"%d " % number + b"." * _SIZES[number % len(_SIZES)]
             queue.publish(

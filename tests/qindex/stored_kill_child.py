@@ -16,7 +16,7 @@ from time import sleep
 import qindex
 
 QUEUES = ("a", "b", "c")
-_MOST_READY = 60
+_MAX_READY = 60
 
 
 def body_of(number: int) -> bytes:
@@ -44,7 +44,7 @@ def tell(*words: object) -> None:
 def publish(engine: qindex.Engine, first: int, thread: int) -> None:
     number = first + thread
     while True:
-        while max(len(engine.queue(name)) for name in QUEUES) > _MOST_READY:
+        while max(len(engine.queue(name)) for name in QUEUES) > _MAX_READY:
             sleep(0.001)
         names = QUEUES[: number % 3 + 1]
         engine.publish_to(names, body_of(number))

@@ -13,7 +13,7 @@ from typing import Any
 import qindex
 from qindex.tools.verify import verify
 from tests.effort import not_quick
-from tests.qindex.many_queues_child import MOST_OPEN, QUEUES, name_of
+from tests.qindex.many_queues_child import MAX_OPEN, QUEUES, name_of
 from tests.qindex.support import queue_directory
 
 
@@ -34,7 +34,7 @@ def _step(directory: Path, step: str) -> tuple[dict[str, Any], int]:
 def test_many_queues_on_few_file_handles(tmp_path: Path) -> None:
     found, status = _step(tmp_path, "kill")
     assert status == -signal.SIGKILL
-    assert found["most"] <= MOST_OPEN
+    assert found["most"] <= MAX_OPEN
     # Rest has flushed none of them.
     sizes = [
         (queue_directory(tmp_path, name_of(number)) / "journal.jif").read_bytes().strip(b"\0")
@@ -43,14 +43,14 @@ def test_many_queues_on_few_file_handles(tmp_path: Path) -> None:
     assert all(sizes)
     found, status = _step(tmp_path, "close")
     assert status == 0
-    assert found["most"] <= MOST_OPEN
+    assert found["most"] <= MAX_OPEN
     assert found["held"] == QUEUES
     report = verify(tmp_path)
     assert not report.findings
     assert (report.figures.queues, report.figures.entries) == (QUEUES, QUEUES)
     found, status = _step(tmp_path, "drain")
     assert status == 0
-    assert found["most"] <= MOST_OPEN
+    assert found["most"] <= MAX_OPEN
     assert (found["held"], found["names"], found["findings"]) == (0, QUEUES, 0)
     with qindex.open(tmp_path) as engine:
         assert not engine.findings

@@ -15,7 +15,7 @@ import qindex
 import qindex.aio
 from journal.fs.files import PathLike, RealFileSystem
 from qindex.aio.engine import open_store
-from qindex.queue.dead_letters import MOST_WAITING
+from qindex.queue.dead_letters import MAX_WAITING
 from qindex.queue.flushing import Flusher
 from tests.qindex.support import open_quietly
 from tests.waiting import WAIT, wait_until
@@ -76,7 +76,7 @@ def test_a_get_over_many_expired_messages_ends_early(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue, letters = engine.queue("q"), engine.queue("q")._parts.letters
         assert queue._deliverer.get() is None
-        assert MOST_WAITING <= len(letters.waiting) < MANY // 2
+        assert MAX_WAITING <= len(letters.waiting) < MANY // 2
         assert queue._state.owed == [letters]
         assert queue.get().body == b"new"
         assert len(engine.queue("dead")) == MANY
@@ -112,10 +112,10 @@ def test_every_face_gets_the_message_after_them(tmp_path: Path, many: bool) -> N
 def test_the_journal_of_a_target_is_flushed_between_rounds(tmp_path: Path) -> None:
     with open_quietly(tmp_path, max_journal_entries=512) as engine:
         queue, dead = engine.queue("q", dead_letter="dead"), engine.queue("dead")
-        queue.publish_many([b"x"] * 4 * MOST_WAITING, ttl=0.001)
+        queue.publish_many([b"x"] * 4 * MAX_WAITING, ttl=0.001)
         time.sleep(0.01)
         assert queue.get(timeout=0) is None
-        assert len(dead) == 4 * MOST_WAITING
+        assert len(dead) == 4 * MAX_WAITING
         assert dead.stats().flushes >= 3
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.queue.dead_letters import MOST_WAITING, Postponed
+from qindex.queue.dead_letters import MAX_WAITING, Postponed
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
 from tests.traced_memory import tracing
 
@@ -47,7 +47,7 @@ def expire_all(queue: qindex.Queue, count: int, **options: Any) -> None:
 
 @pytest.mark.rotates(2)
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    count = 4 * MOST_WAITING
+    count = 4 * MAX_WAITING
     with open_quietly(tmp_path, background=False, segment_entry_count=1000) as engine:
         engine._alarm.stop()  # who tries again has them for a moment
         engine.queue("dead", max_length=1).publish(body(count))
@@ -58,22 +58,22 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
             assert queue.get(0) is None
             held, _ = tracemalloc.get_traced_memory()
         # All bodies are four times as much as those that may wait in memory.
-        assert held < 2 * MOST_WAITING * BODY < count * BODY
-        assert len(queue._parts.letters.waiting) == MOST_WAITING
-        assert len(queue._parts.letters._postponed) == count - MOST_WAITING
+        assert held < 2 * MAX_WAITING * BODY < count * BODY
+        assert len(queue._parts.letters.waiting) == MAX_WAITING
+        assert len(queue._parts.letters._postponed) == count - MAX_WAITING
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("flushed", [False, True])
 def test_all_of_it_arrives_in_order(tmp_path: Path, durability: str, flushed: bool) -> None:
-    count = 3 * MOST_WAITING + 7
+    count = 3 * MAX_WAITING + 7
     store = tmp_path / "0"
     with open_quietly(
         store, background=False, durability=durability, segment_entry_count=1000
     ) as engine:
-        dead = engine.queue("dead", max_length=MOST_WAITING + 300)
+        dead = engine.queue("dead", max_length=MAX_WAITING + 300)
         queue = engine.queue("q", dead_letter="dead")
-        expire_all_but_room(queue, count, MOST_WAITING + 300)
+        expire_all_but_room(queue, count, MAX_WAITING + 300)
         if flushed:
             queue.flush()
         killed = copy_live(store, tmp_path / "1")
@@ -117,7 +117,7 @@ def test_large_messages_wait_on_disk(tmp_path: Path) -> None:
 
 
 def test_what_was_delivered_too_often_waits_too(tmp_path: Path) -> None:
-    count = MOST_WAITING + 50
+    count = MAX_WAITING + 50
     with open_quietly(tmp_path, background=False, segment_entry_count=1000) as engine:
         engine._alarm.stop()
         dead = engine.queue("dead", max_length=1)
@@ -140,7 +140,7 @@ def test_what_was_delivered_too_often_waits_too(tmp_path: Path) -> None:
 
 
 def test_one_that_is_damaged_meanwhile_is_set_aside(tmp_path: Path) -> None:
-    count = MOST_WAITING + 20
+    count = MAX_WAITING + 20
     with open_quietly(tmp_path, background=False, segment_entry_count=1000) as engine:
         engine._alarm.stop()
         dead = engine.queue("dead", max_length=1)
@@ -150,10 +150,10 @@ def test_one_that_is_damaged_meanwhile_is_set_aside(tmp_path: Path) -> None:
         queue.flush()
         path = queue_directory(tmp_path, "q") / "1.idx"
         data = bytearray(path.read_bytes())
-        at = data.index(body(MOST_WAITING + 10)[:8])
+        at = data.index(body(MAX_WAITING + 10)[:8])
         data[at : at + 16] = b"damaged damaged "
         path.write_bytes(data)
-        wanted = [n for n in range(count) if n != MOST_WAITING + 10]
+        wanted = [n for n in range(count) if n != MAX_WAITING + 10]
         assert make_room(dead, queue) == [count, *wanted]
         assert queue.stats().unacked == 0
         asides = list(path.parent.rglob("1.idx.*[0-9]"))
@@ -180,8 +180,8 @@ def test_a_queue_whose_letters_wait_does_not_rest(tmp_path: Path) -> None:
         engine._alarm.stop()
         engine.queue("dead", max_length=1).publish(body(0))
         queue = engine.queue("q", dead_letter="dead")
-        expire_all(queue, 2 * MOST_WAITING)
+        expire_all(queue, 2 * MAX_WAITING)
         assert not engine._roster.put_to_rest(queue._parts)
         found = make_room(engine.queue("dead"), queue)
-        assert found == [0, *range(2 * MOST_WAITING)]
+        assert found == [0, *range(2 * MAX_WAITING)]
         assert engine._roster.put_to_rest(queue._parts)

@@ -12,7 +12,7 @@ import pytest
 import qindex
 from qindex.format.message import Message
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
-from qindex.queue.producing import MOST_RESERVED
+from qindex.queue.producing import MAX_RESERVED
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
 from tests.qindex.reader_support import open_small
@@ -50,13 +50,13 @@ def test_no_reserved_seq_id_is_skipped_by_a_crash(tmp_path: Path, published: int
     child = os.fork()
     if not child:
         queue = open_small(tmp_path).queue("q")
-        assert queue.reserve(MOST_RESERVED) == 1
+        assert queue.reserve(MAX_RESERVED) == 1
         queue.publish_many([Message(b"%d" % at) for at in range(published)])
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     with open_small(tmp_path) as engine:
         assert engine.queue("q").reserve(0) == 1 + published
-        for wrong in (-1, MOST_RESERVED + 1):
+        for wrong in (-1, MAX_RESERVED + 1):
             with pytest.raises(qindex.UsageError):
                 engine.queue("q").reserve(wrong)
 

@@ -331,7 +331,7 @@ def test_a_damaged_file_loses_no_message(tmp_path: Path) -> None:
 
 def test_a_full_disk_undoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qindex.engine.transaction_log._ROOM", 1)  # each frame asks for room
-    monkeypatch.setattr("qindex.engine.transaction_log._MOST_ROOM", 1)
+    monkeypatch.setattr("qindex.engine.transaction_log._MAX_ROOM", 1)
     fs = FaultyFileSystem()
     with open_quietly(tmp_path, fs=fs) as engine:
         queue = engine.queue("q")

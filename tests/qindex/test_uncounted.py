@@ -75,7 +75,7 @@ def test_nor_after_a_kill(tmp_path: Path, given_back: bool) -> None:
 def test_the_file_that_is_written_anew_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qindex.queue.notes.delivery_counts._MOST_SPARE", 8)
+    monkeypatch.setattr("qindex.queue.notes.delivery_counts._MAX_SPARE", 8)
     with open_quietly(tmp_path / "0") as engine:
         queue = engine.queue("q", delivery_limit=1)
         queue.publish_many([b"0", b"1"])

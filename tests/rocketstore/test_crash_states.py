@@ -140,7 +140,7 @@ def rolls(store: Store, promises: Promises) -> None:
 
 def long_batches(store: Store, promises: Promises) -> None:
     """Batches that are written, not copied into the map, and one that is not; over two files."""
-    with patch("rocketstore.log.commitlog.MOST_COPIED", 1000):
+    with patch("rocketstore.log.commitlog.MAX_COPIED", 1000):
         promises.put_many(store, 4, 300)
         promises.put(store, 40)
         promises.put_many(store, 3, 100)

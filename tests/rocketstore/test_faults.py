@@ -193,7 +193,7 @@ def test_a_batch_that_can_not_be_written(tmp_path: Path, cut: int | None) -> Non
     """A part of it may stand in the log then: writing stops, reading goes on, and the next open
     keeps whole messages only."""
     fs = FaultyFileSystem()
-    with patch("rocketstore.log.commitlog.MOST_COPIED", 1000):
+    with patch("rocketstore.log.commitlog.MAX_COPIED", 1000):
         store = open_tiny(tmp_path / "s", fs=fs, commitlog_file_size=65536)
         done = store.put_many("T", [b"x" * 100] * 9, keys=[f"k{n}" for n in range(9)]).offsets
         fs.fail("pwrite", errno.EIO, path="commitlog", short=cut)
@@ -272,7 +272,7 @@ def run_with(fs: FaultyFileSystem) -> tuple[list[int], bool]:
     try:
         # Batches of work are long ones: written, not copied into the map.
         with (
-            patch("rocketstore.log.commitlog.MOST_COPIED", 1000),
+            patch("rocketstore.log.commitlog.MAX_COPIED", 1000),
             open_tiny(ROOT, fs=fs, durability="fsync", **options) as store,
         ):
             work(store, done)

@@ -38,8 +38,8 @@ EVERYTHING = frozenset(("acquire", "release", "event", "thread", "file", "nap", 
 
 _READY, _WAITING, _DONE = "ready", "waiting", "done"
 _POLL = 0.005
-_MOST_POINTS = 20_000
-_MOST_TIMES = 500
+_MAX_POINTS = 20_000
+_MAX_TIMES = 500
 _REAL_SECONDS = 60.0
 
 _real_lock = _thread.allocate_lock
@@ -187,8 +187,8 @@ class Run:
         if not self._watched or kind not in self.kinds:
             return
         self._points += 1
-        if self._points > _MOST_POINTS:
-            self._fail(f"no end after {_MOST_POINTS} points")
+        if self._points > _MAX_POINTS:
+            self._fail(f"no end after {_MAX_POINTS} points")
         others = [one for one in self.tasks if one.state is _READY and one is not me]
         handler = self.handler
         may_interrupt = handler is not None and not self._interrupted and me.name in handler.threads
@@ -236,7 +236,7 @@ class Run:
             if not timed:
                 self._fail("nobody can run")
             self._times += 1
-            if self._times > _MOST_TIMES:
+            if self._times > _MAX_TIMES:
                 self._fail("nothing but time passes")
             first = waiting[min(timed)[1]]
             self.now = max(self.now, first.deadline or 0.0)

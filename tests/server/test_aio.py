@@ -423,11 +423,11 @@ def test_batches_are_published_whole_or_not_at_all(
             batch = [*bodies, wrong, *bodies]
             with pytest.raises(qindex.UsageError, match="nothing of it is published"):
                 await queue.publish_many(batch)
-            monkeypatch.setattr(wire, "MOST_PARTS", 15_000)
+            monkeypatch.setattr(wire, "MAX_PARTS", 15_000)
             with pytest.raises(qindex.UsageError, match="none of its messages is published"):
                 await queue.publish_many(bodies)
             assert await queue.publish_many(bodies[:5]) == range(100, 105)
-            monkeypatch.setattr(wire, "MOST_ACKS", 10)
+            monkeypatch.setattr(wire, "MAX_ACKS", 10)
             await queue.ack_many(await queue.get_many(25))
             held = await queue.get_many(30)
             await held[15].ack()

@@ -372,7 +372,7 @@ def test_a_long_wait_is_not_cut(tmp_path: Path) -> None:
 
 
 def test_a_frame_has_no_more_than_fits() -> None:
-    large = bytes(wire.MOST_BODIES // 4)
+    large = bytes(wire.MAX_BODIES // 4)
     assert how_many_fit([large] * 9) == 5
     assert how_many_fit([b"x"] * 9) == 9
     assert how_many_fit([]) == 0

@@ -165,7 +165,7 @@ def play(order: str) -> None:
         assert sorted(world.end()) == list(range(1, world.number + 1)), order
         assert world.conn.flow.owed == 0, order
         # Of large replies one at most is made beyond the bound.
-        assert world.most_owed < flow.MOST_OWED + 800_000, order
+        assert world.most_owed < flow.MAX_OWED + 800_000, order
 
 
 def test_every_order() -> None:
@@ -185,6 +185,6 @@ def test_calls_under_way_are_bounded() -> None:
     for _ in range(30):
         world.ask("a")
     world.step("r")
-    assert len(world.pool.calls) == flow.MOST_UNDER_WAY
+    assert len(world.pool.calls) == flow.MAX_UNDER_WAY
     assert not world.epoll.watched & select.EPOLLIN
     assert sorted(world.end()) == list(range(1, 31))

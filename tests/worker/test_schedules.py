@@ -19,7 +19,7 @@ import qindex.aio
 from qindex.queue import run_clock
 from qindex.worker import schedules, ticking
 from qindex.worker.cron import SECOND
-from qindex.worker.schedules import INSTANT_HEADER, MOST_MISSED, QUEUE, SCHEDULE_HEADER
+from qindex.worker.schedules import INSTANT_HEADER, MAX_MISSED, QUEUE, SCHEDULE_HEADER
 from tests.waiting import WAIT, wait_until
 
 YEAR = 365 * 86400.0
@@ -181,7 +181,7 @@ def test_a_missed_run_that_is_skipped(world: World) -> None:
 @interpreted
 def test_no_more_than_the_latest_hundred_are_made_up_for(world: World) -> None:
     world.schedule(every=1, missed="all")
-    assert world.tick(1e6) == seconds(*range(10**6 - MOST_MISSED + 1, 10**6 + 1))
+    assert world.tick(1e6) == seconds(*range(10**6 - MAX_MISSED + 1, 10**6 + 1))
     assert world.tick(1) == seconds(10**6 + 1)
 
 

@@ -39,7 +39,7 @@ __all__ = ["Transport"]
 
 _SWEEP_EVERY = 5.0
 _SLICE = 2.0
-_MOST_HANDLES = 1000
+_MAX_HANDLES = 1000
 _WHILE_FULL = 0.05
 _TRIES = 5
 _PAUSE = 0.02
@@ -188,7 +188,7 @@ class Transport(virtual.Transport):
             # It holds messages already: its priorities stay.
             rest = {one: value for one, value in settings.items() if one != "max_priority"}
             handle = self.engine.queue(name, **rest)
-        if len(self._handles) >= _MOST_HANDLES:
+        if len(self._handles) >= _MAX_HANDLES:
             self._handles.clear()  # queues of replies come and go
         self._handles[name] = handle
         if settings:

@@ -40,13 +40,13 @@ from qindex.queue.wake_ups import Bell
 
 _log = logging.getLogger("qindex.queue")
 
-_MOST_SECONDS = 1e10
+_MAX_SECONDS = 1e10
 SHIFT = 64
 SEQ = (1 << SHIFT) - 1
 """A key is a number that orders messages: a time in microseconds since 1970, and in the low 64 bits
 the seq_id."""
 _LONGEST_SLEEP = 60.0
-_MOST_SPARE = 1 << 14
+_MAX_SPARE = 1 << 14
 """Records of messages that are gone; the file is written anew when it has more than these, and more
 than half of its records."""
 
@@ -67,7 +67,7 @@ def due_time(delay: float | None, at: datetime | None) -> int:
         raise UsageError("a message has either a delay or an at, not both")
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         raise UsageError(f"delay must be a number of seconds, not {delay!r}")
-    if not 0 <= delay < _MOST_SECONDS:
+    if not 0 <= delay < _MAX_SECONDS:
         raise UsageError(f"delay must be seconds from 0 to 1e10, not {delay!r}")
     return now_us() + int(delay * 1e6) if delay else 0
 
@@ -289,7 +289,7 @@ class DueTimes:
     def note(self, seq: int, due: int) -> None:
         """Write the due time of a message that is given back. Raises :class:`StorageError`;
         nothing has changed then."""
-        if self._file.records > 2 * (len(self._waiting) + len(self._state.noted)) + _MOST_SPARE:
+        if self._file.records > 2 * (len(self._waiting) + len(self._state.noted)) + _MAX_SPARE:
             self._rewrite()
         self._file.append(pack_note(seq, due))
         if self._unnoted:

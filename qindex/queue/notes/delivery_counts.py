@@ -38,7 +38,7 @@ _FIELDS = struct.Struct(">QI")
 RECORD_SIZE = _RECORD.size
 _LOW_HALF = 0xFFFF_FFFF
 _NEVER = 0xFFFF_FFFF
-_MOST_SPARE = 4096
+_MAX_SPARE = 4096
 """Records that do not count any more, beside as many as do, before the file is written anew."""
 
 
@@ -101,7 +101,7 @@ class DeliveryCounts:
         if count is not None:
             self._noted.setdefault(seq_id, EntryNote()).deliveries = count
             count = count or _NEVER
-        if self._end > RECORD_SIZE * (2 * len(self._noted) + _MOST_SPARE):
+        if self._end > RECORD_SIZE * (2 * len(self._noted) + _MAX_SPARE):
             self.rewrite()
         fs = self._fs
         try:

@@ -39,7 +39,7 @@ from qindex.queue.prepared_message import Prepared
 
 _log = logging.getLogger("qindex.queue")
 
-_MOST_SPARE = 1 << 14
+_MAX_SPARE = 1 << 14
 _FREE = frozenset((ABSENT, ACKED, MOVING))
 """States of messages that hold no key any more: a dead letter does not, wherever it waits."""
 
@@ -219,7 +219,7 @@ class UniqueKeys:
         """Write the notes that the file lacks; as
         :meth:`qindex.queue.notes.delays.DueTimes.note_published`."""
         try:
-            if self._file.records > 2 * len(self._table) + 4 * len(self._windows) + _MOST_SPARE:
+            if self._file.records > 2 * len(self._table) + 4 * len(self._windows) + _MAX_SPARE:
                 self._rewrite()
             elif self._unnoted:
                 pairs = np.array(self._unnoted, np.int64)

@@ -629,6 +629,6 @@ def test_a_row_group_that_is_too_large_is_refused(
     parquet = pytest.importorskip("qindex.transfer.parquet")
     table = pa.table({"body": [b"x" * 100_000]})
     pa.parquet.write_table(table, tmp_path / "x.parquet", compression="zstd")
-    monkeypatch.setattr(parquet, "_MOST_GROUP", 90_000)
+    monkeypatch.setattr(parquet, "_MAX_GROUP", 90_000)
     with pytest.raises(FormatError, match="write smaller row groups"):
         import_messages([tmp_path / "x.parquet"], tmp_path / "b", "q")
