@@ -33,12 +33,15 @@ ROCKET_TABLES: Final[dict[str, Table]] = {
 """The same of the source ``rocketstore``."""
 
 _D = TypeVar("_D", int, None)
-Places = dict[tuple[str, str], int]
-"""By store and queue; the queue of a CommitLog is empty."""
+At = tuple[str, str, str]
+"""A store, a queue and its incarnation. A CommitLog has no queue, an older queue no incarnation."""
+Places = dict[At, int]
 _MODES: Final = ("permissive", "failfast")
 _STARTS: Final = ("earliest", "latest")
 _COMMON: Final = frozenset({"path", "paths", "include", "columns", "mode", "partitions"})
-_STREAM: Final = frozenset({"startingposition", "endingposition", "maxmessagesperbatch"})
+_STREAM: Final = frozenset(
+    {"startingposition", "endingposition", "maxmessagesperbatch", "failondataloss"}
+)
 _CHOOSE: Final[dict[str, frozenset[str]]] = {
     "messages": frozenset({"queue", "seq_from", "seq_to", "key"}),
     "entries": frozenset({"queue", "seq_from", "seq_to"}),
@@ -55,7 +58,8 @@ _CHOOSE: Final[dict[str, frozenset[str]]] = {
 class ReadOptions:
     """The options of a read. ``paths``: directories or globs. ``names``: queues (of RocketMQ:
     topics), none for all. ``seq_from <= seq_id < seq_to``. ``starting``: ``earliest``, ``latest``,
-    or places. ``partitions``: tasks, 0: by the machine. ``storage``: the options of fsspec."""
+    or places. ``partitions``: tasks, 0: by the machine. ``whole``: what can't be read ends the
+    read, for it may be there again later. ``storage``: the options of fsspec."""
 
     paths: tuple[str, ...]
     include: str
@@ -70,6 +74,7 @@ class ReadOptions:
     starting: str | Places = "earliest"
     ending: Places | None = None
     most_in_batch: int | None = None
+    whole: bool = False
     storage: dict[str, str] = field(default_factory=dict)
 
 
@@ -113,6 +118,7 @@ def read_options(
         starting=_starting(given.get("startingposition", "earliest")),
         ending=_offsets("endingPosition", ending) if ending else None,
         most_in_batch=number_of(given, "maxmessagesperbatch", None, at_least=1),
+        whole=bool(stream) and _one_of(given, "failondataloss", ("true", "false")) == "true",
         storage={
             name.partition(".")[2]: value
             for name, value in options.items()
@@ -144,16 +150,16 @@ def with_schema(
 
 
 def flatten(offsets: Mapping[str, object]) -> Places:
-    """Return places from offsets as Spark keeps them: ``{store: {queue: seq_id}}``, or
-    ``{store: physical offset}``. Raises :class:`UsageError`."""
+    """Return places from offsets as Spark keeps them: ``{store: {queue: {incarnation: seq_id}}}``,
+    ``{store: {queue: seq_id}}``, or ``{store: physical offset}``. Raises :class:`UsageError`."""
     places: Places = {}
     for store, value in offsets.items():
-        queues = value if isinstance(value, dict) else {"": value}
-        for queue, place in queues.items():
-            if not isinstance(place, int) or isinstance(place, bool) or place < 0:
-                text = json.dumps(dict(offsets))[:200]
-                raise UsageError(f"offsets must be numbers by store and queue, not {text}")
-            places[(store, queue)] = place
+        for queue, inner in (value if isinstance(value, dict) else {"": value}).items():
+            for incarnation, place in (inner if isinstance(inner, dict) else {"": inner}).items():
+                if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+                    text = json.dumps(dict(offsets))[:200]
+                    raise UsageError(f"offsets must be numbers by store and queue, not {text}")
+                places[store, queue, incarnation] = place
     return places
 
 

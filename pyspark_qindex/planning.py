@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from journal.errors import StoreError
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.fs.beneath import leave
 from journal.fs.files import FileSystem
 from pyspark_qindex.errors import one_line
@@ -26,6 +26,7 @@ from qindex.view.arrow import arrow_schema, plain_text
 _TASKS_PER_CORE: Final = 3
 _TASK_BYTES: Final = 4 << 20
 """A task that reads less is not worth its start."""
+_UNREAD: Final = frozenset({Kind.MISSING_FILE, Kind.UNREADABLE})
 PartsOf = Callable[[Store, FileSystem, ReadOptions], Iterable[Any]]
 """Plans one store. Raises :class:`StoreError`."""
 
@@ -78,7 +79,17 @@ def group(parts: Sequence[Any], wanted: int) -> list[list[Any]]:
 
 
 class ReadFailedError(StoreError):
-    """Damage met by a read with ``mode=failfast``; the message names file and offset."""
+    """Damage met by a read with ``mode=failfast``, or something of a stream's batch that is not
+    there; the message names file and offset."""
+
+
+def lost(store: Store, what: str) -> ReadFailedError:
+    """Make the error for what a batch of a stream should have, and can't be read."""
+    why = one_line(what.replace(store.path, store.url))
+    return ReadFailedError(
+        f"{why}: the batch can't be given whole. Restore it (a copy by `repair` does as well), or "
+        "set the option failOnDataLoss to false to go on without"
+    )
 
 
 def tell(
@@ -88,8 +99,14 @@ def tell(
     queue: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows for damage in a store, or a queue of it: the place and ``error``; none for traces
-    of a crash. Raises :class:`ReadFailedError` with the first where the read is not permissive."""
+    of a crash. Raises :class:`ReadFailedError` with the first where the read is not permissive, or
+    with one that names a file that can't be read where it is to be whole."""
     name = plain_text(queue)
+    found = list(found)
+    if options.whole:
+        for one in found:
+            if isinstance(one, StoreError) or (isinstance(one, Finding) and one.kind in _UNREAD):
+                raise lost(store, str(one))
     rows = [
         {
             "store": store.url,

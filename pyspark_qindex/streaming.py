@@ -1,13 +1,15 @@
 """The streaming sources: messages of queues, and records of CommitLogs, as they come.
 
-An offset is the seq_id of the next message for each queue, ``{store: {queue: seq_id}}``, or the
-physical offset after a log's last record, ``{store: offset}``. The source only looks. It gives a
-message that is not acknowledged when its batch is planned; a batch that is planned again has the
-same bounds, and all of its messages that are still there.
+An offset is the seq_id of the next message for each queue, ``{store: {queue: {incarnation:
+seq_id}}}``, or the physical offset after a log's last record, ``{store: offset}``. The source only
+looks. It gives a message that is not acknowledged when its batch is read. A batch that is planned
+again has the same bounds, and all of its messages that were not acknowledged since; where a store,
+a queue or a file of it can't be read, it fails.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +20,11 @@ from pyspark.sql.streaming import datasource
 
 from journal.errors import UsageError
 from journal.fs.files import FileSystem
-from pyspark_qindex.options import Places, ReadOptions, flatten
-from pyspark_qindex.planning import FailedStore, group, parts_of_stores
+from pyspark_qindex.options import At, Places, ReadOptions, flatten
+from pyspark_qindex.planning import FailedStore, group, lost, parts_of_stores
 from pyspark_qindex.reading import read_queues
 from pyspark_qindex.reading.read_parts import Parts, PartsReader
-from pyspark_qindex.reading.read_rocket import LogPart, end_of_log, look_at, lost_file, open_log
+from pyspark_qindex.reading.read_rocket import LogPart, end_of_log, log_path, look_at, open_log
 from pyspark_qindex.stores import QUEUES, ROCKET, Store, local_store
 from qindex.view.arrow import plain_text
 from rocketstore.layout import Layout
@@ -34,8 +36,9 @@ _LIKE_OURS: Final = re.compile(r" \((priority \d+|plain)\)$")
 
 _SHOWN: Final = 10
 """Names that an error lists."""
+_LOG = logging.getLogger("pyspark_qindex")
 
-_Heads = dict[str, tuple[object, int]]
+_Heads = dict[At, tuple[object, int]]
 """The ends of a store's queues as they were last found, with what they were found by."""
 
 
@@ -45,6 +48,12 @@ class _Queue:
 
     part: read_queues.QueuePart
     heads: _Heads
+
+    @property
+    def at(self) -> At:
+        """The queue in offsets."""
+        incarnation = self.part.incarnation
+        return self.part.store.url, self.name, f"{incarnation:016x}" if incarnation else ""
 
     @property
     def name(self) -> str:
@@ -61,23 +70,16 @@ class _Queue:
 
     def end(self, _known: int) -> int:
         """Return the seq_id after the last message; it never goes back."""
-        part, pinned = self.part, self.part.pinned
-        last = part.numbers[-1] if part.numbers else None
-        token = (last, part.head, pinned.segments.get(last or 0) if pinned is not None else None)
-        before = self.heads.get(self.name, (None, 0))
+        part = self.part
+        token = (part.numbers[-1:], part.head, part.tail)
+        before = self.heads.get(self.at, (None, 0))
         if before[0] == token:
             return before[1]
-        head = part.head
-        if last is not None and head == (last + 1) * part.entry_count:
-            # The journal has no publish: the last segment tells that is not all damage.
-            head, view = 0, part.view()
-            for number in reversed(part.numbers):
-                entries = [] if view is None else view.entries(number)
-                head = max((int(one.seqs.max()) + 1 for one in entries if len(one.seqs)), default=0)
-                if head:
-                    break
-        head = max(head, before[1])
-        self.heads[self.name] = (token, head)
+        head = part.head if part.tail is None else part.end(part.view())
+        # Messages of a transaction that is not committed are given when it is.
+        head = max(min((head, *part.rules.pending)), before[1])
+        if not part.rules.pending:
+            self.heads[self.at] = (token, head)
         return head
 
     def after(self, low: int, most: int, stop: int) -> int:
@@ -87,11 +89,13 @@ class _Queue:
     def parts(self, low: int, high: int) -> list[Any]:
         """Return what to read for the messages from ``low`` up to ``high``."""
         first, last = low // self.part.entry_count, (high - 1) // self.part.entry_count
+        gone = [what for one, what in self.part.missing if one < 0 or first <= one <= last]
+        found: list[Any] = [FailedStore(self.part.store, what) for what in gone]
         numbers = tuple(one for one in self.part.numbers if first <= one <= last)
-        if not numbers:
-            return []
-        part = read_queues.narrowed(self.part, numbers)
-        return read_queues.split(replace(part, low=low, high=high), _TASK_BYTES)
+        if numbers:
+            part = read_queues.narrowed(self.part, numbers)
+            found += read_queues.split(replace(part, low=low, high=high), _TASK_BYTES)
+        return found
 
 
 @dataclass(slots=True)
@@ -100,7 +104,11 @@ class _Log:
 
     store: Store
     layout: Layout
-    name: str = ""
+
+    @property
+    def at(self) -> At:
+        """The log in offsets."""
+        return self.store.url, "", ""
 
     @property
     def first(self) -> int:
@@ -134,8 +142,7 @@ class _Log:
         """Return a part for each file that has something from ``low`` up to ``high``."""
         found: list[Any] = []
         size = self.layout.commitlog_file_size
-        files, lost = set(self.layout.readable), set(self.layout.lost())
-        low = max(low, self.first)
+        files = set(self.layout.readable)
         while low < high:
             start = low - low % size
             stop = min(high, start + size)
@@ -143,8 +150,9 @@ class _Log:
                 held = self.layout.short.get(start)
                 part = LogPart(self.store, size, start, low, stop, False, stop - low, held)
                 found.append(part)
-            elif start in lost:
-                found.append(lost_file(self.store, start))
+            else:
+                what = f"{log_path(self.store, start)}: this file of the log is missing"
+                found.append(FailedStore(self.store, what))
             low = stop
         return found
 
@@ -156,37 +164,44 @@ class Stream(PartsReader, DataSourceStreamReader, datasource.SupportsTriggerAvai
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._target: Places | None = None
-        self._stores: set[str] = set()
-        self._seen: dict[tuple[str, str], _Queue | _Log] = {}
-        self._heads: dict[str, _Heads] = {}
+        self._stores: dict[str, str] = {}
+        self._seen: dict[At, _Queue | _Log] = {}
+        self._heads: _Heads = {}
+        self._long_enough: set[At] = set()
 
-    def _look(self) -> dict[tuple[str, str], _Queue | _Log]:
-        """Look at the queues, which are pinned, or at the logs as they are now."""
-        stores: set[str] = set()
-        found: dict[tuple[str, str], _Queue | _Log] = {}
-        shipped = [read_queues.SHIPPED_BYTES]
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a task needs."""
+        return {"options": self.options}
+
+    def _look(self) -> dict[At, _Queue | _Log]:
+        """Look at the queues or the logs as they are now. ``_stores`` has by URL what can't be read
+        of each."""
+        before, self._stores = self._stores, {}
+        found: list[_Queue | _Log] = []
 
         def queues(store: Store, fs: FileSystem, options: ReadOptions) -> list[FailedStore]:
-            stores.add(store.url)
-            heads = self._heads.setdefault(store.url, {})
-            for part in read_queues.queue_parts(store, fs, options, shipped):
-                if isinstance(part, read_queues.QueuePart):
-                    queue = _Queue(part, heads)
-                    found[store.url, queue.name] = queue
+            self._stores[store.url] = ""
+            parts = read_queues.queue_parts(store, fs, options, pin=True)
+            found.extend(
+                _Queue(one, self._heads) for one in parts if isinstance(one, read_queues.QueuePart)
+            )
             return []
 
         def log(store: Store, fs: FileSystem, _options: ReadOptions) -> list[FailedStore]:
-            stores.add(store.url)
-            found[store.url, ""] = _Log(store, look_at(fs, store))
+            self._stores[store.url] = ""
+            found.append(_Log(store, look_at(fs, store)))
             return []
 
         if self.options.include == "messages":
             failed = parts_of_stores(self.options, QUEUES, queues)
         else:
             failed = parts_of_stores(self.options, ROCKET, log)
-        self._stores = stores | {one.store.url for one in failed}
-        self._seen = found
-        return found
+        for one in failed:
+            self._stores[one.store.url] = one.why
+            if before.get(one.store.url) != one.why:
+                _LOG.warning("left out until it can be read: %s", one.why)
+        self._seen = {one.at: one for one in found}
+        return self._seen
 
     def initialOffset(self) -> dict[str, object]:
         """Where a new query begins: see the option ``startingPosition``."""
@@ -196,6 +211,7 @@ class Stream(PartsReader, DataSourceStreamReader, datasource.SupportsTriggerAvai
         first = {at: one.first for at, one in found.items()}
         if isinstance(starting, str):
             return unflatten(first)
+        starting = resolved(starting, first)
         check_start(starting, self._stores, first)
         return unflatten(first | starting)
 
@@ -206,24 +222,31 @@ class Stream(PartsReader, DataSourceStreamReader, datasource.SupportsTriggerAvai
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where they end, or the option ``endingPosition``: this run goes no further."""
-        self._target = self.options.ending
-        if self._target is None:
-            self._target = {at: one.end(0) for at, one in self._look().items()}
+        found = self._look()
+        if self.options.ending is None:
+            self._target = {at: one.end(0) for at, one in found.items()}
+        else:
+            self._target = resolved(self.options.ending, found)
 
     def latestOffset(
         self, start: dict[str, object], limit: datasource.ReadLimit
     ) -> dict[str, object]:
         """Where the next batch ends. Places of what is not there are kept: it may come back."""
         places, ends = flatten(start), {}
-        found = self._look()
+        found, named = self._look(), {at[:2]: at for at in places}
         for at, one in found.items():
             if self._target is None or at in self._target:
+                if at not in places and places.pop(named.get(at[:2], at), 0):
+                    _LOG.warning("%s: queue %r was made again: read from its beginning", *at[:2])
                 place = places.get(at, 0)
+                is_log = place > 0 and isinstance(one, _Log)
+                if is_log and at not in self._long_enough:
+                    place = self._checked(one, place)
                 stop = one.end(max(place, one.first))
                 if self._target is not None:
                     stop = min(stop, self._target[at])
-                # What is gone for good need not be gone through.
-                places[at] = low = max(place, min(one.first, stop))
+                # What was acknowledged need not be gone through; in a log, nothing was.
+                places[at] = low = place if is_log else max(place, min(one.first, stop))
                 if low < stop:
                     ends[at] = stop
         if not isinstance(limit, datasource.ReadMaxRows):
@@ -233,6 +256,16 @@ class Stream(PartsReader, DataSourceStreamReader, datasource.SupportsTriggerAvai
         for at, count in share(waiting, limit.max_rows).items():
             places[at] = found[at].after(places[at], count, ends[at])
         return unflatten(places)
+
+    def _checked(self, log: _Queue | _Log, place: int) -> int:
+        """Return the place to go on at in a log: it never gets shorter. Raises
+        :class:`ReadFailedError`."""
+        end = log.end(0)
+        if place > end and self.options.whole:
+            what = f"{log.at[0]}: the log was read up to offset {place}, and ends at {end}: it was "
+            raise lost(local_store(log.at[0]), f"{what}cut, or made again")
+        self._long_enough.add(log.at)
+        return min(place, end)
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         """Plan a batch: of the moment that :meth:`latestOffset` saw, else of now."""
@@ -244,34 +277,46 @@ class Stream(PartsReader, DataSourceStreamReader, datasource.SupportsTriggerAvai
             low = before.get(at, 0)
             if low < high and at in seen:
                 parts += seen[at].parts(low, high)
-            elif low < high and at[0] not in self._stores:  # else the queue was deleted
-                raise local_store(at[0]).not_here(at[0])
-        return [Parts(task) for task in group(read_queues.carried(parts), self.options.partitions)]
+            elif low < high:
+                gone = f"{at[0]}: queue {at[1]!r} was deleted, with messages that were to be read"
+                why = self._stores.get(at[0], f"{at[0]}: the store is not there") or gone
+                parts.append(FailedStore(local_store(at[0]), why))
+        for one in parts:
+            if isinstance(one, FailedStore) and self.options.whole:
+                raise lost(one.store, one.why)
+        return [Parts(task) for task in group(parts, self.options.partitions)]
 
 
 def unflatten(places: Places) -> dict[str, object]:
     """Return offsets as Spark keeps them; equal places give equal JSON."""
-    offsets: dict[str, object] = {}
-    for (store, queue), place in sorted(places.items()):
-        if not queue:
+    offsets: dict[str, Any] = {}
+    for (store, queue, incarnation), place in sorted(places.items()):
+        if queue:
+            value = {incarnation: place} if incarnation else place
+            offsets.setdefault(store, {})[queue] = value
+        else:
             offsets[store] = place
-            continue
-        queues = offsets.setdefault(store, {})
-        assert isinstance(queues, dict)
-        queues[queue] = place
     return offsets
 
 
-def check_start(given: Places, stores: Collection[str], known: Collection[tuple[str, str]]) -> None:
+def resolved(given: Places, known: Collection[At]) -> Places:
+    """Return places that a user gave, where a queue is named without its incarnation with that of
+    the queue there is."""
+    now = {at[:2]: at for at in known}
+    return {at if at[2] else now.get(at[:2], at): place for at, place in given.items()}
+
+
+def check_start(given: Places, stores: Collection[str], known: Collection[At]) -> None:
     """See whether each place in ``startingPosition`` is of a source that is followed. ``stores``:
     that are; ``known``: sources of those that could be read. Raises :class:`UsageError`."""
-    read = {store for store, _ in known}
-    for store, queue in given:
+    read = {at[0] for at in known}
+    for at in given:
+        store, queue, _ = at
         if store not in stores:
             what = f"startingPosition names {store}, which is not followed"
             raise UsageError(f"{what}; there are {_some(sorted(stores))}")
-        if store in read and (store, queue) not in known:
-            queues = sorted(name for one, name in known if one == store)
+        if store in read and at not in known:
+            queues = sorted(name for one, name, _ in known if one == store)
             what = f"startingPosition names {queue!r} of {store}, which is not followed"
             what += f"; there are {_some(queues)}" if any(queues) else ": a number is right"
             raise UsageError(what)
@@ -282,7 +327,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def share(waiting: Mapping[tuple[str, str], int], most: int) -> Places:
+def share(waiting: Mapping[At, int], most: int) -> Places:
     """Share ``most`` messages out among sources that have ``waiting`` ones: equal shares, and
     what one does not need goes to the others."""
     given: Places = {}

@@ -1,10 +1,9 @@
 """Queues: index entries and messages as Arrow batches, at one moment for each queue.
 
-Every queue is pinned by the plan (:mod:`qindex.recovery.point_in_time`). A segment file that the
-journal does not touch stays as it was pinned, so only parts with segments that it touches need the
-journal. It goes along with the part. Where journals are too many for that (:data:`SHIPPED_BYTES`)
-the task pins anew, and leaves out messages published since. A message that is acknowledged between
-plan and read, and whose segment was deleted, is not returned.
+Every queue is pinned by the plan (:mod:`qindex.recovery.point_in_time`), which notes its segments
+and where it ends. No data go along with a part: its task pins the queue anew, and leaves out what
+was published since. A flush in between moves messages from the journal into segments, where the
+task finds them. Messages that were acknowledged in between are not returned.
 
 Remote stores are backups, and do not change: the plan only lists them, and tasks fetch what pinning
 their own segments needs.
@@ -15,38 +14,46 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from journal.errors import NotAStoreError, StorageError, StoreError
-from journal.findings import Finding
+from journal.findings import Cause, Finding, Kind
 from journal.fs.files import FileSystem
 from journal.locks.directory_lock import LockWatch
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import FailedStore, ReadFailedError, parts_of_stores, tasks_for, tell
+from pyspark_qindex.planning import (
+    FailedStore,
+    ReadFailedError,
+    lost,
+    parts_of_stores,
+    tasks_for,
+    tell,
+)
 from pyspark_qindex.stores import QUEUES, Store, StoreNotHereError
 from qindex.format import layout
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as VERSION2_SUFFIX
 from qindex.format.resynchronise import Reading
 from qindex.format.segment import SUFFIX, file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.index.pair_scan import Depth
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
 from qindex.recovery import store_directory
 from qindex.recovery.columns import Entries
 from qindex.recovery.delivery_rules import DirectoryRules
-from qindex.recovery.point_in_time import Pinned
+from qindex.recovery.point_in_time import Pinned, PinnedSegment
+from qindex.recovery.queue_image import SegmentImage
 from qindex.view import arrow
 from qindex.view.message_batches import MessageBatches
 from qindex.view.queue_view import QueueView, Row
 from qindex.view.reader import StoreReader
 from qindex.view.stored_messages import StorePlace
 
-SHIPPED_BYTES: Final = 64 << 20
-"""Bytes of journals that a plan carries."""
 _STATES = ("", "published", "delivered", "acked")
+_Bounds = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +69,11 @@ class StorePart:
 class QueuePart:
     """Segments ``numbers`` of one queue directory, ``low <= seq_id < high``.
 
-    ``pinned``: the moment to show; ``None``: pin anew. ``head``: above every seq_id that the plan
-    saw. ``leads``: this part reports damage of the journal. ``listed``: of a queue that was only
-    listed the segments that have files; the part that leads reads those that the journal alone has,
-    too.
+    ``head``: above every seq_id that the plan saw; where only its last segment file tells more
+    closely, ``tail`` is that file as it was. ``incarnation``: of the queue. ``leads``: this part
+    reports damage of the journal. ``missing``: segment files, by number, that the plan found to be
+    missing. ``listed``: of a queue that was only listed the segments that have files; the part that
+    leads reads those that the journal alone has, too.
     """
 
     store: Store
@@ -76,70 +84,72 @@ class QueuePart:
     place: StorePlace
     weight: int
     numbers: tuple[int, ...] = ()
-    pinned: Pinned | None = None
     head: int = 0
+    tail: PinnedSegment | None = None
+    incarnation: int = 0
     leads: bool = True
     low: int = 0
     high: int | None = None
     entry_count: int = 0
+    missing: tuple[tuple[int, str], ...] = ()
     listed: frozenset[int] | None = None
 
-    def view(self) -> QueueView | None:
-        """Look at the queue; ``None`` when it was deleted since the plan."""
+    def view(self, pinned: Pinned | None = None) -> QueueView | None:
+        """Look at the queue, as it is or as it was ``pinned``; ``None`` when it was deleted since
+        the plan."""
         fs, listed = self.store.file_system(), self.listed
         lock = LockWatch(fs, os.path.join(self.store.path, layout.LOCK))
 
+        wanted = frozenset(self.numbers)
+
         def wants(number: int) -> bool:
             rest = self.leads and listed is not None and number not in listed
-            return rest or number in self.numbers
+            return rest or number in wanted
 
         try:
-            return QueueView(
+            view = QueueView(
                 fs,
                 self.directory,
                 self.rules,
                 priority=self.priority,
                 place=self.place,
-                pinned=self.pinned,
-                only=None if listed is None else wants,
+                pinned=pinned,
+                # Segments of both versions may be numbered by different counts.
+                only=wants if self.entry_count == self.rules.entry_count else None,
                 busy=lambda: self.rules.repeats_are_damage or lock.may_be_held(),
             )
         except FileNotFoundError:
             if self.store.is_deleted(self.directory):
                 return None
             raise
+        is_another = self.head and view.pinned.given_out.incarnation != self.incarnation
+        return None if is_another and listed is None else view
+
+    def end(self, view: QueueView | None) -> int:
+        """Return the seq_id after the last message that the plan saw. ``view``: of the queue."""
+        if self.tail is None or view is None:
+            return self.head
+        # Without what came since: the part of the file that was there, and nothing of a journal.
+        nothing = Reading(view.pinned.reading.walk.take(slice(0, 0)), b"")
+        segments = view.pinned.segments | {self.tail.number: self.tail}
+        then = self.view(replace(view.pinned, segments=segments, reading=nothing))
+        for number in reversed(self.numbers):
+            found = 0 if then is None else _end_of(then.image.segment(number, Depth.DECODE))
+            if found:  # else all of it is damaged, or gone
+                return found
+        return 0
 
 
 def plan_queues(options: ReadOptions) -> list[Any]:
     """Return the parts of queues, for a read of index entries or messages. Raises also
     :class:`NotAStoreError` where no queue has a wanted name."""
-    shipped = [SHIPPED_BYTES]
-
-    def parts(store: Store, fs: FileSystem, options: ReadOptions) -> list[QueuePart | FailedStore]:
-        return queue_parts(store, fs, options, None if store.place[0] else shipped)
-
-    found = parts_of_stores(options, QUEUES, parts)
+    found = parts_of_stores(options, QUEUES, queue_parts)
     if options.names and not found:
         names = ", ".join(map(repr, options.names))
         raise NotAStoreError(f"{', '.join(options.paths)}: there is no queue {names}")
     total = sum(part.weight for part in found)
     most = max(total // tasks_for(total, options.partitions), 1)
-    return carried(piece for part in found for piece in split(part, most))
-
-
-def carried(parts: Iterable[Any]) -> list[Any]:
-    """Return the parts of a plan with no more journals than it may carry, one for each part that a
-    journal touches. The others pin anew."""
-    left, found = SHIPPED_BYTES, []
-    for part in parts:
-        pinned = part.pinned if isinstance(part, QueuePart) else None
-        size = 0 if pinned is None else len(pinned.reading.data)
-        if size > left:
-            part = replace(part, pinned=None, high=part.head if part.high is None else part.high)
-        else:
-            left -= size
-        found.append(part)
-    return found
+    return [piece for part in found for piece in split(part, most)]
 
 
 def plan_files(options: ReadOptions) -> list[Any]:
@@ -157,11 +167,10 @@ def _store_parts(store: Store, fs: FileSystem, options: ReadOptions) -> list[Sto
 
 
 def queue_parts(
-    store: Store, fs: FileSystem, options: ReadOptions, shipped: list[int] | None
+    store: Store, fs: FileSystem, options: ReadOptions, *, pin: bool = False
 ) -> list[QueuePart | FailedStore]:
-    """Plan the queues of a store that are wanted; each is one part. ``shipped``: bytes of journals
-    that the plan may still carry, in a list that is updated; ``None``: the queues are only
-    listed."""
+    """Plan the queues of a store that are wanted; each is one part. Those of a remote store are
+    only listed, unless they are to be pinned (``pin``)."""
     reader = StoreReader(store.path, fs)
     parts: list[QueuePart | FailedStore] = []
     queues = reader.readers()
@@ -184,10 +193,8 @@ def queue_parts(
                     weight=bodies,
                     entry_count=rules.entry_count,
                 )
-                if shipped is None:
-                    parts.append(_listed(part, fs))
-                else:
-                    parts.append(_pinned(part, reader.pin(one), shipped))
+                listed = store.place[0] and not pin
+                parts.append(_listed(part, fs) if listed else _pinned(part, reader.pin(one)))
             except FileNotFoundError:
                 if not store.is_deleted(reader.path_of(one)):
                     raise
@@ -206,26 +213,40 @@ def _listed(part: QueuePart, fs: FileSystem) -> QueuePart:
     return replace(part, numbers=tuple(sorted(numbers)), weight=weight, listed=listed)
 
 
-def _pinned(part: QueuePart, view: QueueView, shipped: list[int]) -> QueuePart:
+def _pinned(part: QueuePart, view: QueueView) -> QueuePart:
     """Return a queue as it was pinned."""
-    size = len(view.pinned.reading.data)
-    pinned = view.pinned if size <= shipped[0] else None
-    if pinned is not None:
-        shipped[0] -= size
-    last = view.numbers[-1] + 1 if view.numbers else 0
-    head = view.seen or last * view.entry_count
+    last = view.numbers[-1] if view.numbers else -1
+    head, tail = view.seen, None
     if view.pinned.pairs:
-        head = max(head, last * view.entry_count)
+        head = max(head, _end_of(view.image.segment(last, Depth.COUNT)))
+    elif not head:
+        head, tail = (last + 1) * view.entry_count, view.pinned.segments.get(last)
     return replace(
         part,
         rules=view.rules,
         numbers=tuple(view.numbers),
-        pinned=pinned,
         head=head,
+        tail=tail,
+        incarnation=view.pinned.given_out.incarnation,
         weight=part.weight + view.file_bytes,
-        high=None if pinned is not None else head,
         entry_count=view.entry_count,
+        missing=tuple(_missing(view.pinned.reading.findings)),
     )
+
+
+def _end_of(segment: SegmentImage | None) -> int:
+    """Return the seq_id after the last entry of a segment; 0 where it has none."""
+    sources = [] if segment is None else segment.sources
+    return max((int(one.seqs.max()) + 1 for one in sources if len(one.seqs)), default=0)
+
+
+def _missing(found: Iterable[Finding]) -> Iterator[tuple[int, str]]:
+    """Yield the number of each segment file that is missing, and the finding in words; -1 for the
+    journal."""
+    for one in found:
+        if one.kind is Kind.MISSING_FILE and one.cause is Cause.DAMAGE:
+            number = file_number(os.path.basename(one.path))
+            yield -1 if number is None else number, str(one)
 
 
 def split(part: QueuePart | FailedStore, most: int) -> list[QueuePart | FailedStore]:
@@ -241,23 +262,10 @@ def split(part: QueuePart | FailedStore, most: int) -> list[QueuePart | FailedSt
 
 
 def narrowed(part: QueuePart, numbers: tuple[int, ...]) -> QueuePart:
-    """Return a part of a part: the segments ``numbers``, with the files of its moment they need."""
+    """Return a part of a part: the segments ``numbers``."""
     weight = part.weight * len(numbers) // max(len(part.numbers), 1)
-    return replace(part, numbers=numbers, pinned=_narrowed(part, numbers), weight=weight)
-
-
-def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
-    """Return the files of the moment that a piece needs: its segments, and the journal if it
-    touches them."""
-    pinned = part.pinned
-    if pinned is None or pinned.pairs:
-        return pinned
-    segments = {number: pinned.segments[number] for number in numbers if number in pinned.segments}
-    reading = pinned.reading
-    inside = np.isin(reading.walk.seqs // part.rules.entry_count, numbers)
-    if not inside.any():
-        reading = Reading(reading.walk.take(slice(0, 0)), b"")
-    return replace(pinned, segments=segments, reading=reading)
+    tail = part.tail if part.tail is not None and part.tail.number in numbers else None
+    return replace(part, numbers=numbers, tail=tail, weight=weight)
 
 
 def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
@@ -294,13 +302,13 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
             raise ReadFailedError(text)
         return text
 
-    def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
+    def segment(view: QueueView, number: int, bounds: _Bounds) -> Iterator[pa.RecordBatch]:
         columns = view.columns(number)
         if columns is not None:
             batches = MessageBatches(
                 view, options.columns, part.store.url, part.queue, options.key, explain=explain
             )
-            yield from batches.of(columns, *_seq_bounds(part, options))
+            yield from batches.of(columns, *bounds)
 
     return _read_queue(part, options, segment, on_rows)
 
@@ -309,9 +317,9 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
     """Yield the entries of a part of a queue, those that are acknowledged too; a segment at a
     time."""
 
-    def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
+    def segment(view: QueueView, number: int, bounds: _Bounds) -> Iterator[pa.RecordBatch]:
         for entries in view.entries(number):
-            batch = _batch(part, options, entries)
+            batch = _batch(part, options, entries, bounds)
             if batch.num_rows:
                 yield batch
             del entries  # and with it the file's bytes, before the next one is read
@@ -322,7 +330,7 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
 def _read_queue(
     part: QueuePart,
     options: ReadOptions,
-    segment: Callable[[QueueView, int], Iterator[pa.RecordBatch]],
+    segment: Callable[[QueueView, int, _Bounds], Iterator[pa.RecordBatch]],
     told: Container[tuple[str, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of each ``segment`` of a part, then what damage was met; but for that in
@@ -336,30 +344,41 @@ def _read_queue(
         found.append(error)
     else:
         if view is None:
+            if options.whole:
+                raise lost(part.store, f"{part.store.url}: queue {part.queue!r} was deleted")
             return
+        bounds = _seq_bounds(part, options, view)
         try:
             for number in view.numbers if part.listed is not None else part.numbers:
-                yield from segment(view, number)
+                yield from segment(view, number, bounds)
         finally:
             view.close()
-        # Of the parts of a queue one reports damage of the journal.
-        journal = () if part.leads else set(view.pinned.reading.findings)
+        # Of the parts of a queue one reports damage of the journal, and files that were missing.
+        journal = set(view.pinned.reading.findings)
+        gone = {what for number, what in _missing(journal) if number in part.numbers}
         found += [
             one
             for one in view.findings
-            if one not in journal and (one.path, one.offset) not in told
+            if (part.leads or one not in journal or str(one) in gone)
+            and (one.path, one.offset) not in told
         ]
     yield from tell(part.store, options, found, part.queue)
 
 
-def _seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
+def _seq_bounds(part: QueuePart, options: ReadOptions, view: QueueView) -> _Bounds:
     """Return the seq_ids that are wanted: from the first up to, and without, the second."""
-    ends = [end for end in (options.seq_to, part.high) if end is not None]
+    high, tail = part.high, part.tail
+    if high is None and part.listed is None:
+        grew = tail and (view.seen or view.pinned.segments.get(tail.number) != tail)
+        high = part.end(view) if grew else part.head
+    ends = [end for end in (options.seq_to, high) if end is not None]
     return max(options.seq_from, part.low), min(ends, default=1 << 62)
 
 
-def _batch(part: QueuePart, options: ReadOptions, entries: Entries) -> pa.RecordBatch:
-    low, high = _seq_bounds(part, options)
+def _batch(
+    part: QueuePart, options: ReadOptions, entries: Entries, bounds: _Bounds
+) -> pa.RecordBatch:
+    low, high = bounds
     chosen: slice | np.ndarray[tuple[int], np.dtype[np.bool_]] = slice(None)
     if len(entries.seqs) and (low > entries.seqs[0] or high <= entries.seqs[-1]):
         chosen = (entries.seqs >= low) & (entries.seqs < high)

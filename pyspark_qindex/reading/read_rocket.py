@@ -90,7 +90,7 @@ def plan_rocket(options: ReadOptions) -> list[Any]:
 def _store_parts(store: Store, fs: FileSystem, options: ReadOptions) -> Iterator[Any]:
     layout = look_at(fs, store)
     yield from _file_parts(store, fs, layout, options)
-    left = {_log_path(store, start) for start in layout.short}  # their reads tell of them
+    left = {log_path(store, start) for start in layout.short}  # their reads tell of them
     for one in layout.strangers:
         # Another name is another program's.
         if os.path.basename(one.path).isdigit() and not (
@@ -99,12 +99,7 @@ def _store_parts(store: Store, fs: FileSystem, options: ReadOptions) -> Iterator
             yield FailedStore(store, f"{one.path}: {one.what}")
     if options.include == "records":
         for start in layout.lost():
-            yield lost_file(store, start)
-
-
-def lost_file(store: Store, start: int) -> FailedStore:
-    """Say that a file of a log is missing between others."""
-    return FailedStore(store, f"{_log_path(store, start)}: this file of the log is missing")
+            yield FailedStore(store, f"{log_path(store, start)}: this file of the log is missing")
 
 
 def look_at(fs: FileSystem, store: Store) -> Layout:
@@ -146,7 +141,7 @@ def _file_parts(
             if end is not None and start > end:
                 break
             ends = end is None or end <= start + size
-            weight = _bytes(fs, _log_path(store, start))
+            weight = _bytes(fs, log_path(store, start))
             yield LogPart(store, size, start, start, end, ends, weight, layout.short.get(start))
     elif options.include == "units":
         for (topic, queue_id), starts in sorted(layout.queues.items()):
@@ -164,7 +159,8 @@ def _file_parts(
             yield IndexPart(store, path, layout.index_slots, layout.index_entries, _bytes(fs, path))
 
 
-def _log_path(store: Store, start: int) -> str:
+def log_path(store: Store, start: int) -> str:
+    """Return the path of a CommitLog file."""
     return os.path.join(Paths(store.path).commitlog, file_name(start))
 
 

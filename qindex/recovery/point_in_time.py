@@ -176,7 +176,7 @@ def pin_queue(
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
             still = not of_node and not busy()
-            started = None if still or of_node else SeqFile(fs, seq_path, Poison()).incarnation
+            started = None if still else SeqFile(fs, seq_path, Poison()).incarnation
             before = _segments(fs, directory, only)
             # Read first, so that they are not ahead of the journal. A node that goes on with a
             # journal of ours leaves them as they were.
@@ -196,8 +196,10 @@ def pin_queue(
             pairs = of_node or rules.journalled_pairs
             found = pin_pairs(fs, directory, fs.listdir(directory)) if pairs else {}
             # Read after the journal: a flush raises it before it drops anything from there.
-            seq_file = SeqFile(fs, seq_path, Poison(), is_there=not of_node)
+            seq_file = SeqFile(fs, seq_path, Poison())
             given_out = GivenOut.of(seq_file)
+            if of_node:  # which leaves our file as it was
+                given_out = UNKNOWN._replace(incarnation=given_out.incarnation)
             if started not in (None, given_out.incarnation):
                 continue  # another queue has the name now
             healed = heal(journal, sums, power_lost=given_out.power_lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,8 @@ from pyspark_qindex.jobs.build_index import _build
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, flatten, read_options, with_schema
 from pyspark_qindex.planning import group
-from pyspark_qindex.reading import read_queues
 from pyspark_qindex.reading.read_parts import plan, read_part
-from pyspark_qindex.reading.read_queues import QueuePart, carried
+from pyspark_qindex.reading.read_queues import QueuePart
 from pyspark_qindex.stores import StoreNotHereError
 from pyspark_qindex.streaming import check_start, share, unflatten
 from pyspark_qindex.writing.publishing import check_columns
@@ -182,14 +182,20 @@ def test_wrong_columns_and_options_of_a_sink(tmp_path: Path) -> None:
 
 
 def test_where_a_stream_starts_has_to_be_there() -> None:
-    known = [("/a", "q"), ("/a", "r"), ("/log", "")]
+    known = [("/a", "q", ""), ("/a", "r", ""), ("/log", "", "")]
     stores = {"/a", "/log", "/unreadable"}
-    check_start({("/a", "q"): 3, ("/log", ""): 7, ("/unreadable", "x"): 1}, stores, known)
+    check_start(
+        {("/a", "q", ""): 3, ("/log", "", ""): 7, ("/unreadable", "x", ""): 1}, stores, known
+    )
     for at, wanted in {
-        ("/b", "q"): "startingPosition names /b, which is not followed; there are /a, /log, /un",
-        ("/a", "s"): "names 's' of /a, which is not followed; there are q, r",
-        ("/a", ""): "names '' of /a, which is not followed; there are q, r",
-        ("/log", "q"): "names 'q' of /log, which is not followed: a number is right",
+        (
+            "/b",
+            "q",
+            "",
+        ): "startingPosition names /b, which is not followed; there are /a, /log, /un",
+        ("/a", "s", ""): "names 's' of /a, which is not followed; there are q, r",
+        ("/a", "", ""): "names '' of /a, which is not followed; there are q, r",
+        ("/log", "q", ""): "names 'q' of /log, which is not followed: a number is right",
     }.items():
         with pytest.raises(UsageError, match=wanted):
             check_start({at: 0}, stores, known)
@@ -230,12 +236,9 @@ def test_tasks_are_of_about_equal_weight() -> None:
     assert group([], 4) == []
 
 
-def test_a_plan_shows_its_moment_whatever_happens_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Published, consumed and flushed after the plan: the tasks, one for each segment, still show
-    the queue as it was; a task that pins anew, since the plan has no room for another copy of the
-    journal, shows no more than that."""
+def test_a_plan_shows_its_moment_whatever_happens_next(tmp_path: Path) -> None:
+    """Published, consumed and flushed after the plan: the tasks, one for each segment, show no more
+    than there was, but for what was acknowledged; and the plan carries none of it."""
     options = read_options({"path": str(tmp_path), "partitions": "8"}, TABLES)
     with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
         queue = engine.queue("q")
@@ -246,18 +249,46 @@ def test_a_plan_shows_its_moment_whatever_happens_next(
         tasks = plan(options)
         parts = [part for task in tasks for part in task if isinstance(part, QueuePart)]
         assert len(parts) == 7
-        assert sum(len(part.pinned.reading.data) > 0 for part in parts if part.pinned) < 5
+        assert len(pickle.dumps(parts)) < 7 * 300
         queue.publish_many([b"%d" % at for at in range(400, 1000)])
         queue.ack_many(queue.get_many(40))
         engine.flush()
-        frozen = seqs(parts, options)
-        assert frozen == list(range(10, 400))
-        size = max(len(part.pinned.reading.data) for part in parts if part.pinned)
-        for most, carry in ((size, 1), (size - 1, 0)):
-            monkeypatch.setattr(read_queues, "SHIPPED_BYTES", most)
-            anew = carried(parts)
-            assert sum(bool(part.pinned and part.pinned.reading.data) for part in anew) == carry
-        assert seqs(anew, options) == list(range(50, 400))
+        assert seqs(parts, options) == list(range(50, 400))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_plan_without_a_publish_in_the_journal_shows_its_moment(
+    tmp_path: Path, damaged: bool
+) -> None:
+    options = read_options({"path": str(tmp_path), "partitions": "8"}, TABLES)
+    with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"%d" % at for at in range(130)])
+        engine.flush()
+        path = queue_directory(tmp_path, "q") / "2.idx"
+        if damaged:
+            path.write_bytes(bytes(path.stat().st_size))
+        parts = [part for task in plan(options) for part in task]
+        assert [part.tail is not None for part in parts] == [False, False, True]
+        assert seqs(parts, options) == list(range(128 if damaged else 130))
+        queue.publish_many([b"%d" % at for at in range(130, 150)])
+        if not damaged:
+            assert seqs(parts, options) == list(range(130))
+            engine.flush()
+        queue.publish_many([b"%d" % at for at in range(150, 300)])
+        assert seqs(parts, options) == list(range(128 if damaged else 130))
+
+
+def test_a_queue_that_is_made_again_is_not_read_for_the_one_that_was_planned(
+    tmp_path: Path,
+) -> None:
+    options = read_options({"path": str(tmp_path)}, TABLES)
+    with qindex.open(tmp_path, background=False) as engine:
+        engine.queue("q").publish_many([b"%d" % at for at in range(10)])
+        parts = [part for task in plan(options) for part in task]
+        engine.delete_queue("q")
+        engine.queue("q").publish_many([b"x"] * 10)
+        assert seqs(parts, options) == []
 
 
 @pytest.mark.parametrize("mode", ["permissive", "failfast"])
@@ -381,14 +412,23 @@ def seqs(parts: list[QueuePart], options: Any) -> list[int]:
     found: list[int] = []
     for part in parts:
         for batch in read_part(part, options):
-            found += batch.column("seq_id").to_pylist()
+            found += batch.column("seq_id").drop_null().to_pylist()
     return sorted(found)
 
 
+def test_a_java_process_that_ended_is_told() -> None:
+    for error in (
+        ConnectionRefusedError(111, "Connection refused"),
+        RuntimeError("An error occurred\n: java.lang.OutOfMemoryError: Java heap space"),
+    ):
+        assert "set SPARK_DRIVER_MEMORY=4g" in explain(error)
+    assert explain(RuntimeError("x")) == "x"
+
+
 def test_offsets_go_to_spark_and_back() -> None:
-    places = {("/b", "q"): 3, ("/a", "r"): 0, ("/a", "q"): 7, ("/log", ""): 4096}
+    places = {("/b", "q", ""): 3, ("/a", "r", ""): 0, ("/a", "q", "1f"): 7, ("/log", "", ""): 4096}
     offsets = unflatten(places)
-    assert offsets == {"/a": {"q": 7, "r": 0}, "/b": {"q": 3}, "/log": 4096}
+    assert offsets == {"/a": {"q": {"1f": 7}, "r": 0}, "/b": {"q": 3}, "/log": 4096}
     assert flatten(offsets) == places
     for wrong in ({"/a": {"q": "1"}}, {"/a": -1}, {"/a": {"q": True}}):
         with pytest.raises(UsageError, match="offsets must be numbers"):
@@ -396,8 +436,8 @@ def test_offsets_go_to_spark_and_back() -> None:
 
 
 def test_a_batch_is_shared_out() -> None:
-    waiting = {("s", "a"): 1000, ("s", "b"): 3, ("s", "c"): 50}
-    assert share(waiting, 100) == {("s", "b"): 3, ("s", "c"): 49, ("s", "a"): 48}
+    waiting = {("s", "a", ""): 1000, ("s", "b", ""): 3, ("s", "c", ""): 50}
+    assert share(waiting, 100) == {("s", "b", ""): 3, ("s", "c", ""): 49, ("s", "a", ""): 48}
     assert sum(share(waiting, 2000).values()) == 1053
     assert sum(share(waiting, 2).values()) == 2
 

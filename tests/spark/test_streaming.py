@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +21,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import qindex
 import rocketstore
+from journal.errors import StoreError
 from pyspark_qindex import explain
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
 from pyspark_qindex.streaming import Stream, _Queue
+from qindex.format import layout
 from qindex.view.reader import StoreReader
+from tests.qindex.support import queue_directory
 from tests.spark.faults import FAULTS
 
 if TYPE_CHECKING:
@@ -112,16 +117,31 @@ def test_a_log_is_followed(spark: SparkSession, tmp_path: Path) -> None:
 
 def given(stream: Any, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
     """What Spark reads of a batch, through a pickled reader for each task."""
+    return read_all(stream, stream.partitions(start, end))
+
+
+def read_all(stream: Any, parts: list[Any]) -> list[Any]:
     found = []
-    for part in stream.partitions(start, end):
+    for part in parts:
         reader, task = pickle.loads(pickle.dumps((stream, part)))
         for batch in reader.read(task):
             found += batch.to_pylist()
     return found
 
 
-def stream_of(path: Path, **options: str) -> Stream:
-    return Stream(read_options({"path": str(path), **options}, TABLES))
+def stream_of(path: Path, tables: Any = TABLES, **options: str) -> Stream:
+    return Stream(read_options({"path": str(path), **options}, tables, stream=True))
+
+
+def plain(offsets: Any) -> Any:
+    """Offsets without the incarnations of queues."""
+    return {
+        store: {
+            queue: sum(place.values()) if isinstance(place, dict) else place
+            for queue, place in queues.items()
+        }
+        for store, queues in offsets.items()
+    }
 
 
 def test_where_a_stream_starts(tmp_path: Path) -> None:
@@ -131,23 +151,23 @@ def test_where_a_stream_starts(tmp_path: Path) -> None:
         engine.queue("q").publish_many([b"%d" % at for at in range(200)])
         engine.queue("q").ack_many(engine.queue("q").get_many(70))
         engine.flush()
-        assert stream_of(tmp_path).initialOffset() == {store: {"empty": 0, "q": 64}}
+        assert plain(stream_of(tmp_path).initialOffset()) == {store: {"empty": 0, "q": 64}}
         latest = stream_of(tmp_path, startingPosition="latest")
         start = latest.initialOffset()
-        assert start == {store: {"empty": 0, "q": 200}}
+        assert plain(start) == {store: {"empty": 0, "q": 200}}
         engine.queue("q").publish(b"200")
-        assert latest.latestOffset(start, ReadAllAvailable()) == {store: {"empty": 0, "q": 201}}
+        end: Any = latest.latestOffset(start, ReadAllAvailable())
+        assert plain(end) == {store: {"empty": 0, "q": 201}}
         told = stream_of(tmp_path, startingPosition=json.dumps({store: {"q": 197}}))
         start = told.initialOffset()
         end = told.latestOffset(start, ReadMaxRows(3))
-        assert end == {store: {"empty": 0, "q": 200}}
+        assert plain(end) == {store: {"empty": 0, "q": 200}}
         assert [int(row["body"]) for row in given(told, start, end)] == [197, 198, 199]
         # The place of a queue that is not there is kept: it may come back.
-        start = {store: {"gone": 9, "q": 300}}
-        end = told.latestOffset(start, ReadAllAvailable())
-        assert end == {store: {"empty": 0, "gone": 9, "q": 300}}
-        assert told.partitions(start, end) == []
-        start, end = {store: {"empty": 0, "q": 197}}, {store: {"empty": 0, "q": 200}}
+        ahead: dict[str, Any] = {store: {"gone": 9, "q": dict.fromkeys(end[store]["q"], 300)}}
+        after = told.latestOffset(ahead, ReadAllAvailable())
+        assert plain(after) == {store: {"empty": 0, "gone": 9, "q": 300}}
+        assert told.partitions(ahead, after) == []
         # Planned again after a restart: the same rows.
         again = stream_of(tmp_path)
         assert [int(row["body"]) for row in given(again, start, end)] == [197, 198, 199]
@@ -162,21 +182,20 @@ def test_a_drained_queue_keeps_its_place_and_a_gap_is_jumped(tmp_path: Path) -> 
         stream = stream_of(tmp_path)
         start = stream.initialOffset()
         end = stream.latestOffset(start, ReadMaxRows(100))
-        assert end == {store: {"q": 100}}
+        assert plain(end) == {store: {"q": 100}}
         queue.ack_many(queue.get_many(450))
         engine.flush()
+        before = end
         end = stream.latestOffset(end, ReadMaxRows(100))
-        assert end == {store: {"q": 500}}
-        assert [row["seq_id"] for row in given(stream, {store: {"q": 100}}, end)] == list(
-            range(450, 500)
-        )
+        assert plain(end) == {store: {"q": 500}}
+        assert [row["seq_id"] for row in given(stream, before, end)] == list(range(450, 500))
         queue.ack_many(queue.get_many(50))
         engine.flush()
         assert stream.latestOffset(end, ReadMaxRows(100)) == end
         assert stream_of(tmp_path).latestOffset(end, ReadAllAvailable()) == end
         queue.publish(b"500")
         end = stream.latestOffset(end, ReadMaxRows(100))
-        assert end == {store: {"q": 501}}
+        assert plain(end) == {store: {"q": 501}}
 
 
 def test_available_now_goes_no_further(tmp_path: Path) -> None:
@@ -188,11 +207,12 @@ def test_available_now_goes_no_further(tmp_path: Path) -> None:
         engine.queue("q").publish_many([b"x"] * 10)
         engine.queue("later").publish(b"x")
         end = stream.latestOffset(start, ReadAllAvailable())
-        assert end == {str(tmp_path): {"q": 10}}
+        assert plain(end) == {str(tmp_path): {"q": 10}}
         assert stream.latestOffset(end, ReadAllAvailable()) == end
         stream = stream_of(tmp_path, endingPosition=json.dumps({str(tmp_path): {"q": 15}}))
         stream.prepareForTriggerAvailableNow()
-        assert stream.latestOffset(end, ReadAllAvailable()) == {str(tmp_path): {"q": 15}}
+        end = stream.latestOffset(end, ReadAllAvailable())
+        assert plain(end) == {str(tmp_path): {"q": 15}}
 
 
 def test_a_stream_goes_to_the_last_message_before_damage(tmp_path: Path) -> None:
@@ -206,7 +226,7 @@ def test_where_a_stream_of_a_log_starts_and_ends(tmp_path: Path) -> None:
     path = str(tmp_path)
 
     def log_stream(**options: str) -> Stream:
-        return Stream(read_options({"path": path, **options}, ROCKET_TABLES))
+        return stream_of(tmp_path, ROCKET_TABLES, **options)
 
     with rocketstore.open(tmp_path, **SMALL_LOG) as log:
         places = [log.put("t", b"%d" % at).offset for at in range(100)]
@@ -228,6 +248,166 @@ def test_where_a_stream_of_a_log_starts_and_ends(tmp_path: Path) -> None:
         assert stream.latestOffset(end, ReadAllAvailable()) == after
         assert log_stream().latestOffset(end, ReadAllAvailable()) == {path: log.max_offset}
         assert [row["offset"] for row in given(latest, after, {path: log.max_offset})] == [place]
+
+
+def marker(fleet: Path) -> Path:
+    return fleet / "b" / layout.MARKER
+
+
+def only_store(fleet: Path) -> Path:
+    return fleet / "b"
+
+
+def one_queue(fleet: Path) -> Path:
+    return queue_directory(fleet / "b", "q")
+
+
+def segment(fleet: Path) -> Path:
+    return one_queue(fleet) / "1.idx"
+
+
+def journal(fleet: Path) -> Path:
+    return one_queue(fleet) / "journal.jif"
+
+
+def log_file(fleet: Path) -> Path:
+    return fleet / "b" / "commitlog" / f"{8192:020d}"
+
+
+def first_log_file(fleet: Path) -> Path:
+    return fleet / "b" / "commitlog" / f"{0:020d}"
+
+
+def all_logs(fleet: Path) -> Path:
+    return fleet / "b" / "commitlog"
+
+
+@pytest.mark.parametrize(
+    "which",
+    [marker, only_store, one_queue, segment, journal, log_file, first_log_file, all_logs],
+)
+def test_a_planned_batch_is_given_whole_or_fails(
+    tmp_path: Path, which: Callable[[Path], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a crash, while something of a batch is not there; and then it is again."""
+    of_logs = "log" in which.__name__
+    for name in "ab":
+        if of_logs:
+            with rocketstore.open(tmp_path / name, **SMALL_LOG) as log:
+                for at in range(100):
+                    log.put("t", b"%d" % at)
+        else:
+            with qindex.open(tmp_path / name, background=False, segment_entry_count=64) as engine:
+                engine.queue("q").publish_many([b"%d" % at for at in range(150)])
+                engine.flush()
+                engine.queue("q").publish_many([b"%d" % at for at in range(150, 160)])
+
+    def stream(**options: str) -> Stream:
+        return stream_of(tmp_path, ROCKET_TABLES if of_logs else TABLES, **options)
+
+    first = stream()
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadAllAvailable())
+    planned = first.partitions(start, end)
+    path = which(tmp_path)
+    aside = tmp_path.with_name(f"{tmp_path.name}-aside")
+    path.rename(aside)
+    if path.name == layout.MARKER:
+        path.write_bytes(b"damaged")
+    with pytest.raises(StoreError, match=f"{tmp_path}/b.* can't be given whole"):
+        given(stream(), start, end)
+    if path.name not in (layout.MARKER, "journal.jif"):  # a task does not read the marker
+        with pytest.raises(StoreError):
+            read_all(first, planned)
+    lossy = given(stream(failOnDataLoss="false"), start, end)
+    assert any(row["error"] and f"{tmp_path}/b" in row["error"] for row in lossy)
+    if path.name == layout.MARKER:
+        path.unlink()
+    aside.rename(path)
+    whole = given(stream(), start, end)
+    assert len(whole) == (200 if of_logs else 320)
+    assert not any(row["error"] for row in whole)
+
+
+def test_a_store_that_can_not_be_read_is_left_for_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        with qindex.open(tmp_path / name) as engine:
+            engine.queue("q").publish(b"1")
+    stream = stream_of(tmp_path)
+    start = stream.initialOffset()
+    content = marker(tmp_path).read_bytes()
+    marker(tmp_path).write_bytes(b"damaged")
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert len(given(stream, start, end)) == 1
+    assert "b/qindex.store: not the marker" in caplog.text
+    marker(tmp_path).write_bytes(content)
+    assert len(given(stream, end, stream.latestOffset(end, ReadAllAvailable()))) == 1
+
+
+def test_a_queue_that_is_made_again_is_read_from_its_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with qindex.open(tmp_path, background=False) as engine:
+        engine.queue("q").publish_many([b"%d" % at for at in range(10)])
+        stream = stream_of(tmp_path)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, ReadMaxRows(4))
+        assert len(given(stream, start, end)) == 4
+        engine.delete_queue("q")
+        engine.queue("q").publish_many([b"%d" % at for at in range(100, 107)])
+        with pytest.raises(StoreError, match="queue 'q' was deleted"):
+            given(stream_of(tmp_path), start, end)  # of a batch that a crash left
+        after = stream.latestOffset(end, ReadAllAvailable())
+        assert [int(row["body"]) for row in given(stream, end, after)] == list(range(100, 107))
+    assert "queue 'q' was made again" in caplog.text
+    # A checkpoint of an earlier version, of a queue that was made by this one.
+    old: dict[str, Any] = {str(tmp_path): {"q": 5}}
+    assert len(given(stream, old, stream.latestOffset(old, ReadAllAvailable()))) == 7
+
+
+def test_a_backup_elsewhere_is_followed(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    with qindex.open(tmp_path / "s", background=False, segment_entry_count=64) as engine:
+        engine.queue("q").publish_many([b"%d" % at for at in range(150)])
+        engine.flush()
+    fsspec.filesystem("memory").put(str(tmp_path / "s"), "/followed", recursive=True)
+    stream = stream_of(Path("memory:/"), paths='["memory://followed"]')
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(100))
+    assert len(given(stream, start, end)) == 100
+
+
+def test_a_log_that_is_shorter_than_it_was_read(tmp_path: Path) -> None:
+    for count in (50, 20):
+        shutil.rmtree(tmp_path)
+        with rocketstore.open(tmp_path, **SMALL_LOG) as log:
+            for at in range(count):
+                log.put("t", b"%d" % at)
+        stream = stream_of(tmp_path, ROCKET_TABLES)
+        if count == 50:
+            end = stream.latestOffset({}, ReadAllAvailable())
+    with pytest.raises(StoreError, match=r"ends at \d+: it was cut, or made again"):
+        stream.latestOffset(end, ReadAllAvailable())
+    stream = stream_of(tmp_path, ROCKET_TABLES, failOnDataLoss="false")
+    after = stream.latestOffset(end, ReadAllAvailable())
+    assert after == stream_of(tmp_path, ROCKET_TABLES).latestOffset({}, ReadAllAvailable())
+
+
+def test_messages_of_a_transaction_are_given_when_it_is_committed(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, background=False) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"0")
+        stream = stream_of(tmp_path)
+        start = stream.initialOffset()
+        with engine.transaction() as transaction:
+            transaction.publish("q", b"1")
+            end = stream.latestOffset(start, ReadAllAvailable())
+            assert len(given(stream, start, end)) == 1
+        queue.publish(b"2")
+        after = stream.latestOffset(end, ReadAllAvailable())
+        assert [row["body"] for row in given(stream, end, after)] == [b"1", b"2"]
 
 
 def sink_rows(store: Path, queue: str = "sink") -> list[Any]:
