@@ -95,6 +95,9 @@ def pipeline_command(
     every: Annotated[
         str | None, typer.Option(help="ingest: again after this time, 15min for instance.")
     ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="ingest: go on without what can't be read.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Run a job over many stores at once with Spark.
@@ -136,7 +139,9 @@ def pipeline_command(
     else:
         find_fleet(paths)
     mode = "failfast" if failfast else "permissive"
-    options = JobOptions(paths, out, install, mode, top, kind, schema or "", batch, page)
+    options = JobOptions(
+        paths, out, install, mode, top, kind, schema or "", batch, page, accept_loss
+    )
     conf = {}
     period = _period(every)
     if job == "ingest":

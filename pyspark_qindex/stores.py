@@ -110,7 +110,7 @@ def find_stores(paths: Sequence[str], storage: dict[str, str], source: str = "")
     Raises :class:`UsageError` for a glob without matches and a name that is not UTF-8,
     :class:`NotAStoreError` for a path without a store, :class:`StorageError`.
     """
-    found: dict[tuple[str, str], Store] = {}
+    found: dict[tuple[str, object], Store] = {}
     for path in paths:
         place, roots, prefix = expand(path, storage)
         fs = file_system(place)
@@ -120,7 +120,9 @@ def find_stores(paths: Sequence[str], storage: dict[str, str], source: str = "")
                 _need_text(prefix + one)
                 below += 1
                 named = one == root and len(roots) == 1
-                found.setdefault((place[0], one), Store(place, one, prefix + one, kind, named))
+                at = place[0], _identity(fs, one)
+                if at not in found or (not place[0] and one == os.path.realpath(one)):
+                    found[at] = Store(place, one, prefix + one, kind, named)
         if not below:
             raise NotAStoreError(f"{path}: {_why_none(fs, roots)}")
     return list(found.values())
@@ -137,7 +139,7 @@ def _need_text(url: str) -> None:
 def _look(fs: FileSystem, root: str, source: str) -> Iterator[tuple[str, str]]:
     """Yield the stores at or below a directory, and the source that reads each."""
     waiting = [(root, 0)]
-    seen: set[tuple[int, int]] = set()  # links can lead round in a circle
+    seen: set[object] = set()  # links can lead round in a circle
     while waiting:
         path, depth = waiting.pop()
         names = _names_in(fs, path)
@@ -146,22 +148,19 @@ def _look(fs: FileSystem, root: str, source: str) -> Iterator[tuple[str, str]]:
         sources = [one for one in _sources_of(names) if source in ("", one)]
         if sources:
             yield path, sources[0]
-        elif depth < _DEEPEST and _is_new(fs, path, seen):
+        elif depth < _DEEPEST and (identity := _identity(fs, path)) not in seen:
+            seen.add(identity)
             inner = [os.path.join(path, name) for name in sorted(names, reverse=True)]
             waiting += [(one, depth + 1) for one in inner if _is_directory(fs, one)]
 
 
-def _is_new(fs: FileSystem, path: str, seen: set[tuple[int, int]]) -> bool:
-    """Whether this directory was not seen under another name (a remote one has no number)."""
+def _identity(fs: FileSystem, path: str) -> object:
+    """Return what a directory is, whatever links lead to it (a remote one has no number)."""
     try:
         info = fs.stat(path)
     except OSError:
-        return False
-    place = (info.st_dev, info.st_ino)
-    if info.st_ino and place in seen:
-        return False
-    seen.add(place)
-    return True
+        return path
+    return (info.st_dev, info.st_ino) if info.st_ino else path
 
 
 def _is_directory(fs: FileSystem, path: str) -> bool:

@@ -2,9 +2,9 @@
 
 ::
 
-    LAKE/lake.json             format, schemas, and the short name of each store
+    LAKE/lake.json             format, schemas, and short name and identity of each store
     LAKE/messages/             messages of qindex and RabbitMQ that fit the schema
-    LAKE/messages_bad/         the others, with the reason
+    LAKE/messages_bad/         the others, with the reason; _lake in a table names its checkpoint
     LAKE/records/, records_bad/    the same of RocketMQ
     LAKE/checkpoints/TABLE/    how far each table is
 
@@ -39,6 +39,7 @@ from pyspark_qindex.errors import one_line
 from pyspark_qindex.jobs.fleet import find_fleet, store_names, together
 from pyspark_qindex.jobs.results import JobOptions, Outcome
 from pyspark_qindex.local_session import read
+from pyspark_qindex.options import At, Places, flatten
 from pyspark_qindex.sources import check_stream
 from pyspark_qindex.stores import Store
 from qindex.recovery.store_directory import find_marker
@@ -51,6 +52,8 @@ _BAD: Final = "_bad"
 _CORRUPT: Final = "_corrupt"
 _MARKS: Final = {"parquet": "_spark_metadata", "delta": "_delta_log"}
 """The name that a table of each format has in its directory from its first batch on."""
+_WRITER: Final = "_lake"
+"""The file in a table that holds the id of its stream; Spark passes over such names."""
 _FORMATS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "parquet": ("", {}),
     "delta": (
@@ -91,7 +94,8 @@ _KEPT: Final = Record(
         "format": _TEXT,
         "schemas": Record({}, {"messages": _DDL, "records": _DDL}),
         "stores": ListOf(Row((_TEXT, _TEXT))),
-    }
+    },
+    {"identities": ListOf(Row((_TEXT, _TEXT)))},
 )
 _COUNTED_BATCHES: Final = "100000"
 
@@ -146,7 +150,12 @@ def lake_conf(kind: str, lake: str) -> dict[str, str]:
         )
     if kind == "iceberg":
         conf = {**conf, "spark.sql.catalog.lake.warehouse": lake}
-    return {**conf, "spark.sql.streaming.numRecentProgressUpdates": _COUNTED_BATCHES}
+    return {
+        **conf,
+        "spark.sql.streaming.numRecentProgressUpdates": _COUNTED_BATCHES,
+        # Else Spark reads the stores 001 and 1 back as the number 1.
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    }
 
 
 def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
@@ -155,7 +164,7 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
     Raises :class:`UsageError`, before any table is written, for a schema that changes a column's
     type, a lake of another format, and a table without its checkpoint or the reverse.
     """
-    fleet, unread = _readable(find_fleet(options.paths))
+    fleet, unread, identities = _readable(find_fleet(options.paths))
     urls = {
         "messages": [one.url for one in fleet if not one.is_rocket],
         "records": [one.url for one in fleet if one.is_rocket],
@@ -167,16 +176,20 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
     with ExitStack() as stack:
         stack.callback(lock.release)
         state = _State.of(options)
+        before: dict[str, Places] = {}
         if options.format != "iceberg":
             for name in tables:
                 for table in (name, name + _BAD):
                     _check_checkpoint(options, table)
-        notes = unread + state.name_stores([one.url for one in fleet])
+                    before.setdefault(name, state.check_places(_places(options, table)))
+        notes = unread + state.name_stores([one.url for one in fleet], identities)
         for name in tables:
             notes += state.choose_schema(spark, name, urls[name], options.schema)
         state.save()
         runs = [_Run(spark, options, state, name, urls[name]) for name in tables]
         counts = (_merge_all if options.format == "iceberg" else _stream_all)(runs) if runs else {}
+        for name in before:
+            notes += state.made_again(before[name], _places(options, name))
     for name in tables:
         if counts[name]["unknown"]:
             notes.append(
@@ -189,27 +202,30 @@ def ingest(spark: SparkSession, options: JobOptions) -> Outcome:
     return Outcome(figures, {}, found=bad > 0 or bool(unread), notes=notes)
 
 
-def _readable(fleet: list[Store]) -> tuple[list[Store], list[str]]:
-    """Return the stores whose marker can be read, and notes of the others."""
-    found, notes = [], []
+def _readable(fleet: list[Store]) -> tuple[list[Store], list[str], dict[str, str]]:
+    """Return the stores whose marker can be read, notes of the others, and the identities."""
+    found, notes, identities = [], [], {}
     for one in fleet:
         try:
-            if not one.is_rocket:
-                find_marker(one.file_system(), one.path)
+            marker = None if one.is_rocket else find_marker(one.file_system(), one.path)
             found.append(one)
+            if marker is not None and marker.identity:
+                identities[one.url] = f"{marker.identity:016x}"
         except StoreError as error:
             notes.append(f"left out: {error}")
-    return found, notes
+    return found, notes, identities
 
 
 @dataclass(slots=True)
 class _State:
-    """The file that a lake keeps beside its tables. ``stores``: short names by path or URL."""
+    """The file that a lake keeps beside its tables. By path or URL, ``stores``: short names,
+    ``identities``: those of stores that have one."""
 
     path: str
     format: str
     schemas: dict[str, str] = field(default_factory=dict)
     stores: dict[str, str] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: JobOptions) -> _State:
@@ -229,20 +245,53 @@ class _State:
             raise UsageError(f"{path}: restore it, it is not as it was written: {error}") from error
         if kept["format"] != options.format:
             raise UsageError(f"{lake}: its tables are {kept['format']}, not {options.format}")
-        return cls(path, options.format, kept["schemas"], dict(kept["stores"]))
+        tables = (dict(kept.get(name, ())) for name in ("stores", "identities"))
+        return cls(path, options.format, kept["schemas"], *tables)
 
     def save(self) -> None:
         """Write it in place of the old one."""
-        stores = sorted(self.stores.items())
-        kept = {"format": self.format, "schemas": self.schemas, "stores": stores}
+        kept = {
+            "format": self.format,
+            "schemas": self.schemas,
+            "stores": sorted(self.stores.items()),
+            "identities": sorted(self.identities.items()),
+        }
         data = json.dumps(kept, indent=2, ensure_ascii=False).encode()
         replace_file(REAL, self.path, data + b"\n")
 
-    def name_stores(self, urls: list[str]) -> list[str]:
-        """Name each new store for good; return notes of stores that this run lacks."""
+    def check_places(self, places: Places) -> Places:
+        """Return the places of a checkpoint. Raises :class:`UsageError` for another lake's."""
+        for store in sorted({at[0] for at in places} - self.stores.keys()):
+            raise UsageError(
+                f"{self.path}: knows no store {store}, which a checkpoint beside it is of: it is "
+                "the checkpoint, or the file, of another lake"
+            )
+        return places
+
+    def name_stores(self, urls: list[str], identities: dict[str, str]) -> list[str]:
+        """Name each new store for good; return notes of stores that this run lacks. Raises
+        :class:`UsageError` where all stores are others than those of the lake."""
+        known = [url for url in identities if url in self.identities]
+        others = [url for url in known if identities[url] != self.identities[url]]
+        if len(others) > 1 and others == known:
+            raise UsageError(
+                f"{self.path}: is of another fleet: {', '.join(others[:3])} and all others are "
+                "other stores than those that it was filled from. Use a new lake"
+            )
         notes = [f"not found: {url}" for url in sorted({*self.stores} - {*urls})]
+        notes += [f"{self.stores[url]}: the store was made again" for url in others]
         self.stores = store_names([*self.stores, *urls], self.stores)
+        self.identities |= identities
         return notes
+
+    def made_again(self, before: Places, after: Places) -> list[str]:
+        """Return notes of queues that are others than before."""
+        earlier: dict[tuple[str, ...], At] = {at[:2]: at for at, place in before.items() if place}
+        return [
+            f"{self.stores[at[0]]}: queue {at[1]!r} was made again: read from its beginning"
+            for at in after
+            if at not in before and earlier.get(at[:2], at) != at
+        ]
 
     def choose_schema(
         self, spark: SparkSession, table: str, urls: list[str], ddl: str
@@ -345,18 +394,34 @@ def _widened(kept: t.DataType | None, given: t.DataType, place: str) -> t.DataTy
 def _check_checkpoint(options: JobOptions, table: str) -> None:
     """Raise :class:`UsageError` for a table that has rows and no checkpoint, and the reverse."""
     place, checkpoint = os.path.join(options.out, table), _checkpoint(options, table)
-    mark = os.path.join(place, _MARKS[options.format])
     # Spark makes directories before it notes the first batch, and files after it.
     if _has_files(place) and not _has_files(os.path.join(checkpoint, "offsets")):
         raise UsageError(
             f"{place}: has rows, but no checkpoint: restore {checkpoint}, "
             "or move the table away, to fill it anew"
         )
-    if _has_files(os.path.join(checkpoint, "commits")) and not _has_files(mark):
+    if _has_files(os.path.join(checkpoint, "commits")) and not _is_begun(options, place):
         raise UsageError(
             f"{checkpoint}: is of a table that is not there: restore {place}, "
             "or move the checkpoint away, to fill the table anew"
         )
+    written = read_optional(REAL, os.path.join(place, _WRITER))
+    if written is not None and written != _stream_id(options, table):
+        raise UsageError(
+            f"{checkpoint}: is not the checkpoint of {place}: restore the one that belongs to it"
+        )
+
+
+def _is_begun(options: JobOptions, table: str) -> bool:
+    """Return whether a table has had a batch."""
+    return _has_files(os.path.join(table, _MARKS[options.format]))
+
+
+def _stream_id(options: JobOptions, table: str) -> bytes:
+    """Return the id of the stream that a checkpoint is of; nothing where there is none."""
+    data = read_optional(REAL, os.path.join(_checkpoint(options, table), "metadata"))
+    found = {} if data is None else json.loads(data)
+    return str(found.get("id", "")).encode()
 
 
 def _checkpoint(options: JobOptions, table: str) -> str:
@@ -477,6 +542,7 @@ class _Run:
                 "columns": ",".join(columns),
                 "maxMessagesPerBatch": str(self.options.batch),
                 "endingPosition": until,
+                "failOnDataLoss": str(not self.options.accept_loss),
             }
             rows = self.spark.readStream.format(kind.source).options(**options).load()
         pairs = [(url, self.state.stores[url]) for url in self.urls]
@@ -496,6 +562,10 @@ def _stream_all(runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
         clean = is_level and counts[run.name]["bad"] == 0
         others.append(run.bad(_place(options, run.name) if clean else ""))
     return counts | _stream(options, others)
+
+
+def _places(options: JobOptions, table: str) -> Places:
+    return flatten(json.loads(_place(options, table) or "{}"))
 
 
 def _place(options: JobOptions, table: str) -> str:
@@ -524,6 +594,10 @@ def _stream(options: JobOptions, tables: Sequence[_Table]) -> dict[str, dict[str
             )
         for query in queries:
             query.awaitTermination()
+        for name in (table.name for table in tables):
+            place = os.path.join(options.out, name)
+            if _WRITER not in names_in(REAL, place) and _is_begun(options, place):
+                replace_file(REAL, os.path.join(place, _WRITER), _stream_id(options, name))
     finally:
         for query in queries:
             query.stop()

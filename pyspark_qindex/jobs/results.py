@@ -59,7 +59,8 @@ _ROWS_ON_PAGE: Final = 200
 class JobOptions:
     """The options of a command. ``install``: for build-index. ``mode``: of the sources. ``top``:
     keys that stats show. For ingest, ``format``: of the tables; ``schema``: of the bodies, empty
-    for the kept or inferred one; ``batch``: messages of a batch. ``html``: the page of a report."""
+    for the kept or inferred one; ``batch``: messages of a batch; ``accept_loss``: go on without
+    what is lost. ``html``: the page of a report."""
 
     paths: list[str]
     out: str
@@ -70,6 +71,7 @@ class JobOptions:
     schema: str = ""
     batch: int = 1_000_000
     html: str = ""
+    accept_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True)

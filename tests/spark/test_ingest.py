@@ -14,6 +14,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StructType
 
+import qindex
 import rocketstore
 from journal.errors import LockedError, UsageError
 from journal.fs.files import REAL
@@ -252,6 +253,47 @@ def test_a_lake_that_is_not_whole(
     assert ingest(spark, wanted).summary == {"stores": 1, "messages": 1, "bad": 0}
     (lake / "lake.json").write_text("{")
     with pytest.raises(UsageError, match=r"lake\.json: restore it, it is not as it was written: "):
+        ingest(spark, wanted)
+
+
+def test_what_is_another_one_is_told_or_refused(spark: SparkSession, tmp_path: Path) -> None:
+    fleet, lake, other = tmp_path / "fleet", tmp_path / "lake", tmp_path / "other"
+    wanted = JobOptions([str(fleet)], str(lake), schema="a int")
+    for number, name in enumerate(("001", "b")):
+        publish(fleet / name, b'{"a": %d}' % number, b'{"a": 5}')
+    (fleet / "link").symlink_to(fleet / "b")
+    assert ingest(spark, wanted).summary == {"stores": 2, "messages": 4, "bad": 0}
+    with qindex.open(fleet / "b") as engine:
+        engine.delete_queue("q")
+    publish(fleet / "b", b'{"a": 7}', b'{"a": 8}', b'{"a": 9}')
+    outcome = ingest(spark, wanted)
+    assert outcome.summary["messages"] == 3
+    assert outcome.notes == ["b: queue 'q' was made again: read from its beginning"]
+    shutil.rmtree(fleet / "b")
+    publish(fleet / "b", b'{"a": 10}')
+    outcome = ingest(spark, wanted)
+    assert outcome.summary["messages"] == 1
+    assert outcome.notes[0] == "b: the store was made again"
+    assert sorted(row["data"]["a"] for row in table(spark, lake)) == [0, 1, 5, 5, 7, 8, 9, 10]
+
+    publish(tmp_path / "x", b'{"a": 1}')
+    ingest(spark, JobOptions([str(tmp_path / "x")], str(other), schema="a int"))
+    for name in ("messages", "checkpoints"):
+        (lake / name).rename(tmp_path / "away")
+        shutil.copytree(other / name, lake / name)
+        with pytest.raises(UsageError, match=r"is not the checkpoint of .*lake/messages: restore"):
+            ingest(spark, wanted)
+        if name == "checkpoints":  # of a lake that an earlier version filled
+            for mark in lake.glob("*/_lake"):
+                mark.unlink()
+            with pytest.raises(UsageError, match=r"no store .*/x, which a checkpoint beside it is"):
+                ingest(spark, wanted)
+        shutil.rmtree(lake / name)
+        (tmp_path / "away").rename(lake / name)
+    shutil.rmtree(fleet)
+    for name in ("001", "b"):
+        publish(fleet / name, b'{"a": 11}')
+    with pytest.raises(UsageError, match=r"is of another fleet: .*fleet/001, .*fleet/b and all"):
         ingest(spark, wanted)
 
 
