@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from journal.errors import StoreError
+from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.fs.beneath import leave
 from journal.fs.files import FileSystem
@@ -102,11 +102,11 @@ def tell(
     of a crash. Raises :class:`ReadFailedError` with the first where the read is not permissive, or
     with one that names a file that can't be read where it is to be whole."""
     name = plain_text(queue)
-    found = list(found)
-    if options.whole:
-        for one in found:
-            if isinstance(one, StoreError) or (isinstance(one, Finding) and one.kind in _UNREAD):
-                raise lost(store, str(one))
+    found = [one for one in found if not (isinstance(one, Finding) and one.cause is Cause.CRASH)]
+    for one in found if options.whole else ():
+        unread = isinstance(one, Finding) and one.kind in _UNREAD
+        if unread or (isinstance(one, StoreError) and not isinstance(one, DamageError)):
+            raise lost(store, str(one))
     rows = [
         {
             "store": store.url,
@@ -115,7 +115,6 @@ def tell(
             "error": one_line(str(one).replace(store.path, store.url)),
         }
         for one in found
-        if not (isinstance(one, Finding) and one.cause is Cause.CRASH)
     ]
     if rows and not options.permissive:
         raise ReadFailedError(rows[0]["error"])

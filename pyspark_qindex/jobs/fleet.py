@@ -29,6 +29,8 @@ _MOST_CORES: Final = 4096
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 8 << 20
 _ROWS_AT_ONCE: Final = 64
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+"""What Spark names a partition without a value."""
 
 
 def tasks_wanted(spark: SparkSession) -> int:
@@ -139,7 +141,7 @@ def store_names(stores: Sequence[str], known: Mapping[str, str] | None = None) -
     names = dict(known or {})
     for store in sorted(parts.keys() - names):
         name = "~".join(parts[store][common:]) or "store"
-        while name in names.values():
+        while name in names.values() or name == _NULL:
             name += "~"
         names[store] = name
     return names

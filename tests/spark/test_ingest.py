@@ -20,6 +20,7 @@ from journal.errors import LockedError, UsageError
 from journal.fs.files import REAL
 from journal.locks.directory_lock import DirectoryLock
 from pyspark_qindex.jobs import ingest as ingesting
+from pyspark_qindex.jobs.fleet import store_names
 from pyspark_qindex.jobs.ingest import add_columns, ingest
 from pyspark_qindex.jobs.results import JobOptions
 from tests.cli.support import run
@@ -179,6 +180,13 @@ def test_schemas(spark: SparkSession, tmp_path: Path) -> None:
     first, *_, last = (row["data"] for row in table(spark, lake) if row["queue"] == "q")
     assert (first["new"], first["tags"]) == (None, [{"k": "x", "v": None}])
     assert (last["id"], last["tags"], last["new"]) == (3, [{"k": "y", "v": 5}], True)
+
+
+def test_a_store_is_not_named_as_spark_names_null() -> None:
+    assert store_names(["/s/a", "/s/__HIVE_DEFAULT_PARTITION__"]) == {
+        "/s/a": "a",
+        "/s/__HIVE_DEFAULT_PARTITION__": "__HIVE_DEFAULT_PARTITION__~",
+    }
 
 
 @pytest.mark.usefixtures("spark")
