@@ -556,7 +556,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
         try:
             await link.make_all(in_session(queue, (consume,), link.generation))
         except BaseException:
-            link.close()
+            link.close(wire.CANCEL, 0)  # the server may have begun to send
             raise
         self._link = link
         self._task = asyncio.current_task()

@@ -18,6 +18,7 @@ from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.message_reader import MessageReader
 from qindex.queue.notes.delays import SEQ, DueTimes, make_key, now_us
+from qindex.queue.notes.entry_note import next_count
 from qindex.queue.notes.leases import check_lease
 from qindex.queue.outstanding import seqs_of
 from qindex.queue.settling import Settler
@@ -569,9 +570,7 @@ class Deliverer:
                         continue
                     body = extra.message.body
                 shown = make_delivery(LOOKED_AT, seq, body, again, extra)
-                note = self.state.noted.get(seq)
-                if note is not None and note.deliveries >= 0:
-                    shown._count = note.deliveries + 1
+                shown._count = next_count(self.state.noted.get(seq))
                 seen.append(shown)
                 if len(seen) == most:
                     break

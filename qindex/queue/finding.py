@@ -17,6 +17,7 @@ from qindex.format.headers import hash_key
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, HELD, HELD_AGAIN, PUBLISHED
 from qindex.queue.delivery import LOOKED_AT, Delivery, make_delivery
 from qindex.queue.message_reader import MessageReader
+from qindex.queue.notes.entry_note import next_count
 from qindex.queue.state import QueueState
 
 _READ_TOGETHER = 2048
@@ -77,7 +78,9 @@ class Finder:
             if entry.message is not None and entry.message.key == key:
                 again = now in (DELIVERED, HELD_AGAIN)
                 body = entry.message.body
-                found.append(make_delivery(LOOKED_AT, state.base + seq, body, again, entry))
+                shown = make_delivery(LOOKED_AT, state.base + seq, body, again, entry)
+                shown._count = next_count(state.noted.get(seq))
+                found.append(shown)
         return found
 
     def _places(self, hashed: int) -> tuple[list[int], list[int]]:

@@ -46,16 +46,18 @@ def test_it_is_counted(tmp_path: Path, settings: dict[str, int]) -> None:
         assert last.delivery_count == 5
 
 
-def test_peek_shows_the_count_of_the_next_delivery(tmp_path: Path) -> None:
+def test_peek_and_find_show_the_count_of_the_next_delivery(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", delivery_limit=9)
-        queue.publish_many([b"counted", b"not counted", b"fresh"])
+        bodies = (b"counted", b"not counted", b"fresh")
+        queue.publish_many([qindex.Message(body, "k") for body in bodies])
         queue.get().nack()
         queue.get().nack()
         counted, other = queue.get_many(2)
         other.nack(count=False)
         counted.nack()
         shown = [one.delivery_count for one in queue.peek(3)]
+        assert shown == [one.delivery_count for one in queue.find("k")]
         assert shown == [one.delivery_count for one in queue.get_many(3)] == [4, 1, 1]
 
 

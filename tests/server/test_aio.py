@@ -297,6 +297,32 @@ def test_a_consumer_that_is_cancelled_as_it_connects_ends_no_session(
     end_server(tmp_path)
 
 
+def test_a_consumer_that_is_cancelled_as_it_begins_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Wire._send
+
+    def cancelled(self: Wire, values: tuple[Any, ...]) -> int:
+        if values[0] == wire.CONSUME:
+            task: Any = asyncio.current_task()
+            self.loop.call_soon(task.cancel)
+        return send(self, values)
+
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:
+            queue = await engine.queue("q")
+            await queue.publish_many([b"x"] * 10)
+            monkeypatch.setattr(Wire, "_send", cancelled)
+            begun = asyncio.create_task(anext(queue.consume(prefetch=5)))
+            await asyncio.wait([begun])
+            assert begun.cancelled()
+            monkeypatch.undo()
+            assert len(await queue.get_many(10, timeout=WAIT)) == 10
+
+    asyncio.run(main())
+    end_server(tmp_path)
+
+
 def test_a_consumer_that_is_left_keeps_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with qindex.aio.open(tmp_path, shared=True, linger=0) as engine:

@@ -47,3 +47,8 @@ class EntryNote:
         self.due: int = 0
         self.msg_id: bytes | None = None
         self.lease: Lease | None = None
+
+
+def next_count(note: EntryNote | None) -> int:
+    """Return the count of the next delivery of an entry; 0 where it is not noted."""
+    return 0 if note is None else note.deliveries + 1
