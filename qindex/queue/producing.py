@@ -512,8 +512,8 @@ class Producer:
         return seqs
 
     def reserve(self, count: int) -> int:
-        if not 0 <= count <= MAX_RESERVED:
-            raise UsageError(f"0 to {MAX_RESERVED} seq_ids can be reserved, not {count}")
+        if type(count) is not int or not 0 <= count <= MAX_RESERVED:
+            raise UsageError(f"0 to {MAX_RESERVED} seq_ids can be reserved, not {count!r}")
         with self.state.lock, self.state as state:
             state.index.reserve(count)
             return state.index.next_seq

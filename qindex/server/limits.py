@@ -8,14 +8,17 @@ says it in the same words in all processes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from reprlib import repr as short
 from typing import Any
 
 from journal.errors import UsageError
+from qindex.format.settings import QueueSettings
 from qindex.server import protocol as wire
 
 Inside = Callable[[Any], bool]
+_SETTING_NAMES = tuple(one.name for one in fields(QueueSettings))
 
 
 def _any(_value: Any) -> bool:
@@ -68,8 +71,11 @@ def _list_of(kind: Kind, text: str) -> Kind:
     return Kind(text, {list: lambda values: all(map(kind.has, values))})
 
 
-def _is_plain_table(value: dict[Any, Any]) -> bool:
-    return all(type(name) is str for name in value)
+def _are_settings(names: Iterable[Any]) -> bool:
+    for name in names:
+        if name not in _SETTING_NAMES:
+            raise UsageError(f"there is no setting {short(name)}")
+    return True
 
 
 def _are_numbers(values: list[Any]) -> bool:
@@ -109,7 +115,8 @@ FLAG = Kind("True or False", {bool: _any, int: range(2).__contains__, type(None)
 BYTES = Kind("bytes", {bytes: _any})
 TEXT = Kind("a str", {str: _any})
 TABLE = Kind("a mapping", {dict: _any})
-SETTINGS = Kind("a mapping with str keys", {dict: _is_plain_table})
+SETTINGS = Kind("settings", {dict: _are_settings})
+UNSET = Kind("names of settings", {list: _are_settings})
 ID = _integers(0, 1 << 63)
 NUMBER = _integers(-(1 << 63), 1 << 63)
 COUNT = _integers(0, wire.MAX_MESSAGES + 1)
@@ -182,7 +189,7 @@ _OF_VERBS: dict[int, tuple[Arguments, Arguments]] = {
     ),
     wire.BYE: ((), ()),
     wire.OPEN: (
-        (("name", NAME), ("makes", FLAG), ("settings", SETTINGS), ("unset", NAMES)),
+        (("name", NAME), ("makes", FLAG), ("settings", SETTINGS), ("unset", UNSET)),
         (),
     ),
     wire.PUBLISH: ((_QUEUE, ("body", BYTES)), ()),

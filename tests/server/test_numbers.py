@@ -167,3 +167,25 @@ def test_every_argument_of_every_verb_is_checked() -> None:
                     limits.check(request)
         with pytest.raises(qindex.UsageError, match="arguments"):
             limits.check([*right, None])
+
+
+def test_wrong_settings_and_reservations_leave_the_log_empty(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        number = engine.queue("a").at[1]
+        raw = Raw(tmp_path)
+        wrong: tuple[tuple[Any, ...], ...] = (
+            (wire.RESERVE, number, "x"),
+            (wire.RESERVE, number, None),
+            (wire.OPEN, "b", True, {"speed": 1}, []),
+            (wire.OPEN, "b", True, {}, ["speed"]),
+            (wire.OPEN, "b", True, {}, [None]),
+        )
+        for request in wrong:
+            raw.send(wire.frame(2, *request))
+            assert raw.read()[2] == "UsageError"
+        raw.sock.close()
+        assert engine.queue_names() == ["a"]
+        with pytest.raises(qindex.UsageError, match="can be reserved, not 'x'"):
+            engine.queue("a").reserve("x")  # type: ignore[arg-type]
+    end_server(tmp_path)
+    assert not log_of(tmp_path)

@@ -26,10 +26,13 @@ from qindex.compat.django.names import (
 from qindex.compat.django.states import change, failed_bytes, from_bytes, is_finished, to_bytes
 from qindex.compat.priorities import LEVELS, level_of
 from qindex.compat.values import Values
+from qindex.options import Options
 
 DAY = 86_400.0
 DIED = "the worker died in the middle of the task"
 _BACKOFF = "exponential:1:300"
+_TIME_BYTES = 64
+"""Bytes that the time of its enqueueing may add to a task."""
 
 
 class Store:
@@ -157,7 +160,7 @@ class QindexBackend(BaseTaskBackend):  # type: ignore[misc]
         )
         # What can't be stored raises here, not at the commit.
         options = _options_of(result)
-        to_bytes(result)
+        self._check_size(len(to_bytes(result)))
         # Asked first: on_commit() would open a connection for a task outside of a transaction.
         if self._database and connections[self._database].in_atomic_block:
             publish = partial(self._publish, result, options)
@@ -165,6 +168,13 @@ class QindexBackend(BaseTaskBackend):  # type: ignore[misc]
         else:
             self._publish(result, options)
         return result
+
+    def _check_size(self, size: int) -> None:
+        most = self._open_options.get("max_message_bytes", Options().max_message_bytes)
+        if size + _TIME_BYTES > most:
+            raise qindex.UsageError(
+                f"a task may have {most} bytes with its arguments (max_message_bytes), not {size}"
+            )
 
     def _publish(self, result: Any, options: dict[str, Any]) -> None:
         """Publish a task and its first state, both or none."""

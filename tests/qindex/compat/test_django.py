@@ -245,6 +245,8 @@ def test_what_django_refuses() -> None:
         jobs.note.using(run_after=datetime.datetime(2040, 1, 1))
     with pytest.raises(TypeError):
         jobs.note.enqueue(object())
+    with pytest.raises(qindex.UsageError, match="max_message_bytes"), transaction.atomic():
+        jobs.note.enqueue("x" * (128 << 20))
     backend = task_backends["default"]
     assert isinstance(backend, QindexBackend)
     assert backend.supports_defer
