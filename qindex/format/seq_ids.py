@@ -43,6 +43,7 @@ FILE_NAME = "qindex.seq"
 _SLOT = struct.Struct(">QQ16s")
 _CHECK_SIZE = 8
 _NEVER_WRITTEN = (bytes(_CHECK_SIZE), b"")
+CHECK_START = _SLOT.size
 SLOT_SIZE = _SLOT.size + _CHECK_SIZE
 RESERVE_SLOTS = (0, 1)
 FLOOR_SLOTS = (2, 3)

@@ -25,6 +25,7 @@ from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import (
+    CHECK_START,
     FILE_SIZE,
     INCARNATION_SLOT,
     SLOT_SIZE,
@@ -295,9 +296,11 @@ def check_slots(path: str, data: bytes, whole: bool) -> Iterator[Finding]:
                 lost = _NO_INCARNATION
             yield Finding(path, at, SLOT_SIZE, cause, what, lost, kind)
         elif sound[0] != slot:
-            at += next(i for i in range(SLOT_SIZE) if sound[0][i] != slot[i])
+            rel = next(i for i in range(SLOT_SIZE) if sound[0][i] != slot[i])
+            # A slot that was cut short may differ from a whole one by one bit of its checksum.
+            cause = Cause.CRASH if rel >= CHECK_START and not whole else Cause.DAMAGE
             what, lost = "one flipped bit", "put right by its checksum: none lost"
-            yield Finding(path, at, 1, Cause.DAMAGE, what, lost, Kind.CORRECTED)
+            yield Finding(path, at + rel, 1, cause, what, lost, Kind.CORRECTED)
 
 
 def _check_small_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator[Finding]:

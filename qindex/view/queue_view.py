@@ -406,6 +406,8 @@ class QueueView:
 def _records_of_nodes(found: Entries) -> I64:
     """Return which entries embed a record of RabbitMQ's. Shape ``(n,)``."""
     rows = np.flatnonzero(found.embedded)
+    if not len(found.data):
+        return rows  # of version 2, whose messages were not read
     firsts = np.frombuffer(found.data, np.uint8)[found.payloads[rows] + PAYLOAD_SIZE]
     chosen: I64 = rows[firsts == _RABBITMQ_FIRST]
     return chosen
