@@ -23,7 +23,6 @@ from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
 from qindex.format.notes import read_notes
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.segment import file_name, file_number
-from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import (
     CHECK_START,
     FILE_SIZE,
@@ -32,6 +31,7 @@ from qindex.format.seq_ids import (
     pack_slot,
     sound_slots,
 )
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import unpack_settings
 from qindex.index.pair_scan import WRONG_SIZE, ZERO_SIZE, Depth
 from qindex.queue.notes.delivery_counts import FILE_NAME as DELIVERIES
