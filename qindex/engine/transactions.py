@@ -375,7 +375,8 @@ class Transaction:
         first = levels[0].producer
         first.check_message(message)
         expiries = [level.producer.expiry(ttl) for level in levels]
-        item = first.prepared(message, persistent, len(levels))
+        timed = any(level.state.later is not None for level in levels)
+        item = first.prepared(message, persistent, len(levels), timed=timed)
         held: list[list[Prepared]] = []
         stored: list[bytes] = []
         seqs: list[int] = []

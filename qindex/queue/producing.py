@@ -564,8 +564,11 @@ class Producer:
             self.room.keep_within()
         return seqs
 
-    def prepared(self, message: Message, persistent: bool, queues: int = 1) -> Prepared:
-        """Encode a message for so many queues, and decide where its record goes."""
+    def prepared(
+        self, message: Message, persistent: bool, queues: int = 1, *, timed: bool = False
+    ) -> Prepared:
+        """Encode a message for so many queues, and decide where its record goes. ``timed``: one of
+        the others has delayed messages."""
         state = self.state
         size = len(message.body)
         messages, options = state.messages, state.options
@@ -580,8 +583,7 @@ class Producer:
         from qindex.format.rabbitmq.bridge import encode_rabbitmq
 
         headers = message.headers
-        # A record of several queues may come into one that has delayed messages.
-        if message.timestamp and (state.later is not None or queues > 1):
+        if message.timestamp and (timed or state.later is not None):
             headers = {**headers, TIME_HEADER: message.timestamp // 1000}
         key = state.name if message.key is None else message.key
         message = Message(message.body, key, headers, message.properties)
