@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import qindex.engine.engine
+import qindex.shelf.shelf
 import qindex.format.resynchronise
 import qindex.index.flush
 import qindex.index.queue_index
@@ -249,7 +249,7 @@ def _journal_stays_after_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
         fs.truncate(fd, 0)
         fs.close(fd)
 
-    monkeypatch.setattr(qindex.engine.engine, "remove_journal", cut)
+    monkeypatch.setattr(qindex.shelf.shelf, "remove_journal", cut)
 
 
 def _timer_fires_while_the_store_opens(monkeypatch: pytest.MonkeyPatch) -> None:
