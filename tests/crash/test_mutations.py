@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import qindex.shelf.shelf
 import qindex.format.resynchronise
 import qindex.index.flush
 import qindex.index.queue_index
 import qindex.queue.flushing
 import qindex.recovery.store_recovery
+import qindex.shelf.shelf
 from journal.fs.files import FileSystem
 from journal.journal import Journal, Retired
 from journal.locks.lock_order import LockOrder
@@ -182,12 +182,12 @@ def _deletion_not_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     real = qindex.Engine.delete_queue
 
     def delete(self: qindex.Engine, name: str) -> None:
-        fs = self._fs
-        self._fs = _Without(fs, "sync_dir")
+        fs = self._shelf._fs
+        self._shelf._fs = _Without(fs, "sync_dir")
         try:
             real(self, name)
         finally:
-            self._fs = fs
+            self._shelf._fs = fs
 
     monkeypatch.setattr(qindex.Engine, "delete_queue", delete)
 
