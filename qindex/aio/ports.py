@@ -147,11 +147,19 @@ class Port:
         given_back, self._given_back = self._given_back, {}
         for queue, (asked, waiting) in given_back.items():
             try:
-                done = self._helper.submit(partial(queue._settler.give_back_together, asked))
+                done = self._helper.submit(partial(_give_back, queue, asked))
             except ClosedError as error:
                 waiting.resolve(error)
             else:
                 done.add_done_callback(partial(_tell, waiting))
+
+
+def _give_back(queue: Queue, asked: _GivenBack) -> list[StoreError | None]:
+    """Requeue or reject, in the helper's thread, which also pays: dead letters are in their queue
+    when the callers go on."""
+    found = queue._settler.give_back_together(asked)
+    queue._settler.catch_up()
+    return found
 
 
 def _tell(waiting: Waiting, done: asyncio.Future[list[StoreError | None]]) -> None:

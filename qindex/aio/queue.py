@@ -278,15 +278,23 @@ class Queue:
 
     async def _catch_up(self) -> None:
         """Await what the calls of this queue owe. No call of the core waits, nor does the loop."""
-        for debt in self._state.take_owed():
-            if not debt.is_asked_for():
-                await self._ports.helper.run(partial(self._state.pay, debt))
-                continue
-            while (state := debt.pressing()) is not None:
-                with Waiter(state, state.flushed) as waiter:
-                    rung = await waiter.wait(1.0)
-                if not rung and not state.flushing:
-                    break
+        debts = self._state.take_owed()
+        try:
+            while debts:
+                debt = debts[-1]
+                if not debt.is_asked_for():
+                    await self._ports.helper.run(partial(self._state.pay, debt))
+                else:
+                    while (state := debt.pressing()) is not None:
+                        with Waiter(state, state.flushed) as waiter:
+                            rung = await waiter.wait(1.0)
+                        if not rung and not state.flushing:
+                            break
+                debts.pop()
+        finally:
+            if debts:  # cancelled: the caller goes, and what it owes stays
+                self._owed += debts
+                self._hand_over()
 
     def _hand_over(self) -> None:
         """Let the helper do what is owed, where nobody else does; the caller does not wait."""

@@ -492,18 +492,18 @@ class Moves:
                     self._acknowledge()
         except StoreError as error:
             _log.error("what follows a commit is left for later: %s", error)
-            self._settle_later(self._idle)
+            self._settle_later()
             return False
         if max(self.pending, len(self._unsettled)) >= most:
             return True
         if self._background:
-            self._settle_later(self._idle)
+            self._settle_later()
         return False
 
-    def _settle_later(self, seconds: float) -> None:
+    def _settle_later(self) -> None:
         if not self._alarmed:
             self._alarmed = True
-            self._alarm.set(self, monotonic() + seconds)
+            self._alarm.set(self, monotonic() + self._idle)
 
     def pay(self) -> list[Debt]:
         """Settle; an error is logged."""
@@ -511,7 +511,7 @@ class Moves:
             self.settle()
         except StoreError as error:
             _log.error("what follows a commit is left for later: %s", error)
-            self._settle_later(self._idle)
+            self._settle_later()
         return []
 
     def is_asked_for(self) -> bool:

@@ -15,7 +15,7 @@ MAX_UNDER_WAY = 8
 
 
 class Flow:
-    """What one connection has to its credit. ``owed``: bytes of replies and messages that its
+    """Count what one connection has to its credit. ``owed``: bytes of replies and messages that its
     socket has not taken; ``under_way``: calls of it that other threads make; ``is_held``: its next
     request is put off."""
 

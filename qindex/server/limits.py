@@ -1,4 +1,4 @@
-"""What a request may have: the table of the protocol's limits, and the check of a frame by it.
+"""The table of the protocol's limits, and the check of a frame by it.
 
 The server believes no number, time or count that comes over the socket before :func:`check` has
 seen it. What a number means, such as a priority in its queue, is for the engine to check, which
@@ -263,7 +263,7 @@ _OF_VERBS: dict[int, tuple[Arguments, Arguments]] = {
 
 
 class Limits:
-    """What the requests of one verb may have."""
+    """The values that the requests of one verb may have."""
 
     __slots__ = ("kinds", "least", "most", "names")
 

@@ -308,7 +308,7 @@ class Server(Loop):
 
             def flush() -> bytes:
                 for one in owed:
-                    one.pay()
+                    served.state.pay(one)
                 return reply
 
             return self.aside(conn, number, flush)
